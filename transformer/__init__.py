@@ -1,0 +1,1 @@
+"""Transformers in JAX: attention, stacks, training and decoding, small enough to read."""

@@ -1,0 +1,376 @@
+"""Every key of every experiment: its type, its default, what it means, what it may be.
+
+A config file starts from :func:`default_config` and sets only what differs. Overrides from the command line go into
+the same ``ConfigDict``; :func:`from_config_dict` then turns it once into the frozen dataclasses below, which the rest
+of the code reads. All errors that can be found without data or devices appear there, before anything slow.
+"""
+
+import dataclasses
+import difflib
+import json
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional
+
+from ml_collections import config_dict
+
+from transformer.types import UserError
+
+CONFIG_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    source: str = "phrases"  # phrases (generated, no download) | files (parallel text)
+    source_language: str = "en"  # also the ending of the file names
+    target_language: str = "de"
+    directory: Optional[str] = None  # files: holds STEM.en and STEM.de, plain or .gz
+    train: tuple[str, ...] = ("train",)  # files: the stems that make the training split
+    train_weights: tuple[int, ...] = ()  # how many times each stem is read in an epoch; () = once each
+    validation: str = "val"  # files: the stem of the validation split
+    test: str = "test"  # files: the stem of the test split
+    num_phrases: int = 60_000  # phrases: size of the training split
+    tokenizer: Optional[str] = None  # a SentencePiece model to use; None: train one on the training split
+    tokenizer_model: str = "bpe"  # bpe | unigram
+    vocab_size: int = 8_000  # pieces, special ones included; of each side if the vocabularies are separate
+    joint_vocabulary: bool = True  # one vocabulary for both languages
+    cache_directory: Optional[str] = None  # tokenised corpora, on local disk; None: $XDG_CACHE_HOME or ~/.cache
+    batching: str = "bucket"  # bucket (a pair a row, few shapes) | pack (several pairs a row, one shape)
+    tokens_per_batch: int = 25_000  # positions on each side of one update's batch, over all devices
+    max_source_length: int = 256  # tokens, EOS included; longer training pairs are dropped and counted
+    max_target_length: int = 256
+    num_buckets: int = 8  # bucket: at most so many shapes
+    prefetch_batches: int = 8  # built ahead of the step
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    variant: str = "encoder_decoder"
+    d_model: int = 512
+    d_ff: int = 2048
+    num_heads: int = 8
+    head_dim: Optional[int] = None  # None: d_model / num_heads
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    norm_placement: str = "post"  # post (2017) | pre (with one more norm at the end of each stack)
+    norm_epsilon: float = 1e-6
+    position_encoding: str = "sinusoidal"  # the names in models/positions.py
+    activation: str = "relu"  # the names in models/feed_forward.py
+    attention_implementation: str = "dense"  # the names in models/attention
+    attention_bias: bool = True  # biases on the query, key, value and output projections
+    shared_embeddings: str = "all"  # all (source, target, softmax) | target (target, softmax) | none
+    scale_embeddings: bool = True  # multiply embeddings by sqrt(d_model)
+    dropout_rate: float = 0.1  # on sub-layer outputs and on the sums of embeddings and positions
+    attention_dropout_rate: float = 0.0  # on the attention weights; not in the paper's text
+    activation_dropout_rate: float = 0.0  # after the activation of the feed-forward; not in the paper's text
+    dtype: str = "float32"  # of the computation: float32 | bfloat16; parameters are float32
+    scan_unroll: int = 1  # layers a turn of the scan holds
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    num_steps: int = 100_000  # updates
+    schedule: str = "paper"  # the names in training/schedules.py
+    learning_rate: float = 1.0  # the peak; for `paper` a factor on d_model^-0.5 min(s^-0.5, s warmup^-1.5)
+    warmup_steps: int = 4_000
+    decay_steps: Optional[int] = None  # warmup_stable_decay: length of the decay at the end; None: a tenth
+    final_learning_rate: float = 0.0  # linear, cosine, warmup_stable_decay: where the decay ends
+    optimizer: str = "adam"  # adam | adamw | adafactor | lion
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-9
+    weight_decay: float = 0.0  # adamw, adafactor, lion: on matrices only
+    gradient_clip: Optional[float] = None  # largest global norm; None: no clipping
+    accumulation_steps: int = 1  # an update's batch is computed in so many parts
+    ema_decay: Optional[float] = None  # of the exponential moving average of the weights; None: none is kept
+    label_smoothing: float = 0.1
+    label_smoothing_form: str = "uniform"  # the names in training/losses.py
+    initialize_from: Optional[str] = None  # workdir whose parameters a new run starts from
+    overfit_one_batch: bool = False  # debugging: see batch 0 at every step
+    log_every: int = 100  # steps
+    evaluate_every: int = 5_000  # steps
+    checkpoint_every: int = 5_000  # steps
+    keep_checkpoints: int = 5  # the newest so many, and the best
+    best_metric: str = "bleu"  # of the validation scores; the checkpoint with the best is kept
+    max_minutes: Optional[float] = None  # save and stop after so long, as if interrupted, but with exit code 0
+    preempted_exit_code: int = 143  # after SIGTERM or Ctrl-C: saved, not finished
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingConfig:
+    method: str = "beam"  # beam | greedy | sample
+    beam_size: int = 4
+    length_penalty: str = "gnmt"  # gnmt ((5 + n) / 6)^alpha | power n^alpha | none
+    alpha: float = 0.6
+    max_extra_tokens: int = 50  # an output has at most this many tokens more than its input
+    max_source_length: int = 512  # longer inputs are cut with a warning
+    temperature: float = 1.0  # sample
+    top_k: int = 0  # sample: only the k likeliest pieces; 0: all
+    top_p: float = 1.0  # sample: only the likeliest pieces that together have this probability
+    tokens_per_batch: int = 4_096  # source positions decoded at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    beam_size: int = 4  # of the BLEU during training (1: greedy)
+    max_examples: Optional[int] = None  # of the validation split that are translated during training; None: all
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    platform: str = "auto"  # auto | cpu | gpu | tpu: obeyed or an error
+    data: int = -1  # devices that share the rows of a batch; -1: all
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    config_version: int = CONFIG_VERSION
+    task: str = "translation"  # the names in tasks/__init__.py
+    seed: int = 0
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+
+
+HARMLESS_KEYS = (
+    "data.directory",  # the data's fingerprint is compared instead
+    "data.cache_directory",
+    "data.prefetch_batches",
+    "decoding",
+    "evaluation",
+    "mesh",
+    "training.log_every",
+    "training.evaluate_every",
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+    "training.best_metric",
+    "training.max_minutes",
+    "training.preempted_exit_code",
+)
+"""Keys, or sections, that may change when a run is continued: they leave the parameters as they are."""
+
+SCHEDULES_FREE_OF_NUM_STEPS = ("paper", "inverse_square_root", "constant")
+"""Under these schedules ``training.num_steps`` may change too."""
+
+
+def default_config() -> config_dict.ConfigDict:
+    """All keys at their defaults, typed and locked: what every file in ``configs/`` starts from."""
+    return to_config_dict(Config())
+
+
+def to_config_dict(config: Any) -> config_dict.ConfigDict:
+    """The dataclasses as a ``ConfigDict`` that refuses unknown keys and wrong types."""
+    result = config_dict.ConfigDict()
+    for field, kind in _fields(config):
+        value = getattr(config, field)
+        if dataclasses.is_dataclass(value):
+            result[field] = to_config_dict(value)
+        elif _optional(kind):
+            result[field] = config_dict.placeholder(_optional(kind))
+            if value is not None:
+                result[field] = value
+        else:
+            result[field] = value
+    return result.lock()
+
+
+def from_config_dict(values: Mapping[str, Any] | config_dict.ConfigDict) -> Config:
+    """The dataclasses, checked.
+
+    Raises:
+      UserError: for an unknown key (with the nearest name), a wrong type, or values that do not go together.
+    """
+    if isinstance(values, config_dict.ConfigDict):
+        values = values.to_dict()
+    if values.get("config_version") != CONFIG_VERSION:
+        raise UserError(
+            f"config_version={values.get('config_version')} was written by another version of this code; "
+            f"this one reads {CONFIG_VERSION}"
+        )
+    config = _build(Config, values, "")
+    check(config)
+    return config
+
+
+def to_json(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str) -> Config:
+    return from_config_dict(json.loads(text))
+
+
+def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and their values."""
+    for field, _ in _fields(config):
+        value = getattr(config, field)
+        if dataclasses.is_dataclass(value):
+            yield from flatten(value, f"{prefix}{field}.")
+        else:
+            yield prefix + field, value
+
+
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Keys whose change makes another experiment of a run: ``{dotted key: (old, new)}``."""
+    harmless = list(HARMLESS_KEYS)
+    if old.training.schedule in SCHEDULES_FREE_OF_NUM_STEPS:
+        harmless.append("training.num_steps")
+    changed = dict(flatten(new))
+    return {
+        key: (value, changed[key])
+        for key, value in flatten(old)
+        if value != changed[key] and not any(key == name or key.startswith(name + ".") for name in harmless)
+    }
+
+
+def check(config: Config) -> None:
+    """Raise a ``UserError`` for values that cannot work; those that need the data are checked where it is read."""
+    data, model, training, decoding = config.data, config.model, config.training, config.decoding
+
+    _one_of("data.source", data.source, ("phrases", "files"))
+    _one_of("data.tokenizer_model", data.tokenizer_model, ("bpe", "unigram"))
+    _one_of("data.batching", data.batching, ("bucket", "pack"))
+    for key in ("num_phrases", "vocab_size", "tokens_per_batch", "num_buckets"):
+        _at_least(f"data.{key}", getattr(data, key), 1)
+    for key in ("max_source_length", "max_target_length"):
+        _at_least(f"data.{key}", getattr(data, key), 2)
+        if getattr(data, key) > data.tokens_per_batch:
+            raise UserError(
+                f"data.{key}={getattr(data, key)} does not fit into data.tokens_per_batch={data.tokens_per_batch}; "
+                "make the batch larger or the limit smaller"
+            )
+    _at_least("data.prefetch_batches", data.prefetch_batches, 0)
+    if data.source == "files" and data.directory is None:
+        raise UserError(
+            f"data.directory is not set; give the folder that holds {data.train[0]}.{data.source_language} and "
+            f"{data.train[0]}.{data.target_language}: --config.data.directory=DIR"
+        )
+    if data.train_weights and len(data.train_weights) != len(data.train):
+        raise UserError(
+            f"data.train_weights={data.train_weights} must have one number for each of data.train={data.train}"
+        )
+    if any(weight < 1 for weight in data.train_weights):
+        raise UserError(f"data.train_weights={data.train_weights} must all be whole numbers from 1 up")
+
+    _one_of("model.variant", model.variant, ("encoder_decoder",))
+    _one_of("model.norm_placement", model.norm_placement, ("post", "pre"))
+    _one_of("model.shared_embeddings", model.shared_embeddings, ("all", "target", "none"))
+    _one_of("model.dtype", model.dtype, ("float32", "bfloat16"))
+    for key in ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers", "scan_unroll"):
+        _at_least(f"model.{key}", getattr(model, key), 1)
+    for key in ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate"):
+        _within(f"model.{key}", getattr(model, key), 0.0, 1.0)
+    if model.head_dim is None and model.d_model % model.num_heads:
+        divisors = [str(n) for n in range(1, model.d_model + 1) if model.d_model % n == 0][:12]
+        raise UserError(
+            f"model.num_heads={model.num_heads} does not divide model.d_model={model.d_model}; "
+            f"use one of {', '.join(divisors)}, or state model.head_dim"
+        )
+    if model.shared_embeddings == "all" and not data.joint_vocabulary:
+        raise UserError(
+            "model.shared_embeddings=all needs one vocabulary for both languages; set data.joint_vocabulary=True or "
+            "model.shared_embeddings=target"
+        )
+
+    _one_of("training.optimizer", training.optimizer, ("adam", "adamw", "adafactor", "lion"))
+    if training.weight_decay and training.optimizer == "adam":
+        raise UserError(f"training.weight_decay={training.weight_decay} does nothing under adam; use adamw")
+    for key in ("num_steps", "accumulation_steps", "log_every", "evaluate_every", "checkpoint_every"):
+        _at_least(f"training.{key}", getattr(training, key), 1)
+    _at_least("training.keep_checkpoints", training.keep_checkpoints, 1)
+    _at_least("training.warmup_steps", training.warmup_steps, 0)
+    _within("training.label_smoothing", training.label_smoothing, 0.0, 1.0)
+    if training.ema_decay is not None:
+        _within("training.ema_decay", training.ema_decay, 0.0, 1.0)
+    if training.learning_rate <= 0:
+        raise UserError(f"training.learning_rate={training.learning_rate} must be above 0")
+    if not 1 <= training.preempted_exit_code <= 255:
+        raise UserError(f"training.preempted_exit_code={training.preempted_exit_code} must lie in 1 to 255")
+
+    _one_of("decoding.method", decoding.method, ("beam", "greedy", "sample"))
+    _one_of("decoding.length_penalty", decoding.length_penalty, ("gnmt", "power", "none"))
+    for key in ("beam_size", "max_extra_tokens", "tokens_per_batch"):
+        _at_least(f"decoding.{key}", getattr(decoding, key), 1)
+    _at_least("decoding.max_source_length", decoding.max_source_length, 2)
+    _at_least("decoding.top_k", decoding.top_k, 0)
+    if decoding.temperature <= 0:
+        raise UserError(f"decoding.temperature={decoding.temperature} must be above 0; use decoding.method=greedy")
+    if not 0 < decoding.top_p <= 1:
+        raise UserError(f"decoding.top_p={decoding.top_p} must lie above 0 and at most at 1")
+    _at_least("evaluation.beam_size", config.evaluation.beam_size, 1)
+    _one_of("mesh.platform", config.mesh.platform, ("auto", "cpu", "gpu", "tpu"))
+    if config.mesh.data != -1:
+        _at_least("mesh.data", config.mesh.data, 1)
+
+
+def one_of(key: str, value: str, table: Mapping[str, Any]) -> Any:
+    """The entry of a table of named parts, or an error that lists the names."""
+    _one_of(key, value, tuple(table))
+    return table[value]
+
+
+def nearest(name: str, names: typing.Iterable[str]) -> str:
+    """``; did you mean ...?`` where a name is near, else nothing."""
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _one_of(key: str, value: str, names: tuple[str, ...]) -> None:
+    if value not in names:
+        raise UserError(f"{key}={value} is not one of {', '.join(names)}{nearest(str(value), names)}")
+
+
+def _at_least(key: str, value: int, least: int) -> None:
+    if value < least:
+        raise UserError(f"{key}={value} must be at least {least}")
+
+
+def _within(key: str, value: float, least: float, below: float) -> None:
+    if not least <= value < below:
+        raise UserError(f"{key}={value} must be at least {least:g} and below {below:g}")
+
+
+def _fields(config: Any) -> list[tuple[str, Any]]:
+    hints = typing.get_type_hints(type(config) if not isinstance(config, type) else config)
+    return [(field.name, hints[field.name]) for field in dataclasses.fields(config)]
+
+
+def _optional(kind: Any) -> Any:
+    """The type T of Optional[T], else None."""
+    arguments = typing.get_args(kind)
+    return arguments[0] if type(None) in arguments else None
+
+
+def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    fields = dict(_fields(kind))
+    for key in values:
+        if key not in fields:
+            raise UserError(f"unknown config key {prefix}{key}{nearest(key, fields)}")
+    arguments = {}
+    for field, wanted in fields.items():
+        if field not in values:
+            raise UserError(f"config key {prefix}{field} is missing")
+        value = values[field]
+        if dataclasses.is_dataclass(wanted):
+            arguments[field] = _build(wanted, value, f"{prefix}{field}.")
+        else:
+            arguments[field] = _convert(prefix + field, value, wanted)
+    return kind(**arguments)
+
+
+def _convert(key: str, value: Any, wanted: Any) -> Any:
+    inner = _optional(wanted)
+    if inner is not None:
+        return None if value is None else _convert(key, value, inner)
+    if typing.get_origin(wanted) is tuple:
+        if isinstance(value, str) or not isinstance(value, (tuple, list)):
+            raise UserError(f"{key}={value!r} must be a list, for example --config.{key}=\"('a', 'b')\"")
+        return tuple(_convert(key, item, typing.get_args(wanted)[0]) for item in value)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise UserError(f"{key}={value!r} must be of type {wanted.__name__}, not {type(value).__name__}")
+    return value
