@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import json
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional
 
 from ml_collections import config_dict
@@ -84,7 +84,7 @@ class TrainingConfig:
     accumulation_steps: int = 1  # an update's batch is computed in so many parts
     ema_decay: Optional[float] = None  # of the exponential moving average of the weights; None: none is kept
     label_smoothing: float = 0.1
-    label_smoothing_form: str = "uniform"  # the names in training/losses.py
+    label_smoothing_form: str = "uniform"  # the names in tasks/losses.py
     initialize_from: Optional[str] = None  # workdir whose parameters a new run starts from
     overfit_one_batch: bool = False  # debugging: see batch 0 at every step
     log_every: int = 100  # steps
@@ -312,7 +312,7 @@ def one_of(key: str, value: str, table: Mapping[str, Any]) -> Any:
     return table[value]
 
 
-def nearest(name: str, names: typing.Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """``; did you mean ...?`` where a name is near, else nothing."""
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else ""

@@ -7,10 +7,9 @@ Arrays of rank two and up end in the letters of their axes (``query_BTHK``):
     V vocabulary    W beam    L layers    N slots of a cache
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 Params = Any  # a pytree of arrays, as flax gives it
 Sums = Mapping[str, tuple[Any, Any]]  # name -> (sum, count): adds up over batches, devices and hosts
@@ -46,18 +45,38 @@ class Seq2SeqBatch(NamedTuple):
     decoder_positions: Any
 
 
+class Candidate(NamedTuple):
+    """An output and its score: what it was compared by with others for the same input, higher is better."""
+
+    text: str
+    score: float
+
+
+@runtime_checkable
 class Task(Protocol):
     """What the training loop and the scripts know of a task: they know no translation.
 
     A task owns its data, its tokenizer, its model, its loss, its scores and its inference.
     """
 
-    fingerprint: str
-    """Names the training data and the tokenizer; a checkpoint made from others is refused."""
-    steps_per_epoch: int
+    tokenizer: Any
+    model: Any
+    """The flax module."""
 
-    def batch(self, split: str, step: int) -> NamedTuple:
-        """Batch number ``step`` (from 0, across epochs) as NumPy arrays: a pure function of (seed, step)."""
+    def data_fingerprint(self) -> str:
+        """Names the training data; a run is not continued on other data."""
+        ...
+
+    def assets_fingerprint(self) -> str:
+        """Names what ``save_assets`` saves; parameters are not used with another tokenizer."""
+        ...
+
+    def steps_per_epoch(self) -> int:
+        """Batches that go once through the training data."""
+        ...
+
+    def batch(self, step: int) -> Any:
+        """Training batch number ``step`` (from 0, across epochs) in NumPy: a pure function of (seed, step)."""
         ...
 
     def init(self, rng: Any) -> Params:
@@ -79,19 +98,32 @@ class Task(Protocol):
         """
         ...
 
-    def evaluate(self, params: Params, split: str) -> Mapping[str, Any]:
-        """Every score of a split, each example counted once."""
+    def evaluate(
+        self,
+        params: Params,
+        data: str | Mapping[str, Path],
+        *,
+        during_training: bool = False,
+        outputs: Path | None = None,
+    ) -> dict[str, Any]:
+        """Every score of ``data``, each example counted once.
+
+        Args:
+          data: the name of a split, or files by role (``source`` and ``reference``, or ``source`` and ``hypothesis``).
+          during_training: with what ``config.evaluation`` says, which is quicker.
+          outputs: where the predictions are written, one a line.
+        """
+        ...
+
+    def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list["Candidate"]]:
+        """``num_best`` outputs for each line, best first, in the order of the lines."""
         ...
 
     def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
         """One output for each input line, in order."""
         ...
 
-    def save_assets(self, workdir: Any) -> None:
+    def save_assets(self, workdir: Path) -> None:
         """Write into the workdir what prediction will need beside parameters and config: the tokenizer."""
         ...
 
-
-def is_batch_array(value: Any) -> bool:
-    """Whether a leaf of a batch is an array with rows."""
-    return isinstance(value, np.ndarray) and value.ndim > 0

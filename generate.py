@@ -1,0 +1,93 @@
+"""Translate, one input a line, one output a line, in order: from a file or standard input to a file or standard output.
+
+python generate.py --workdir=DIR [--input=FILE] [--output=FILE] [--num_best=4 --scores]
+
+A line of nothing but white space gives an empty line. With --num_best=N each input gives exactly N lines; with --scores
+each output follows its score and a tab. A newline inside an output is written \\n; with --format=jsonl inputs are JSON
+strings and outputs JSON objects, which hold any text. Settings of decoding can be changed:
+--config.decoding.method=sample --config.decoding.top_p=0.9.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from absl import flags
+
+from transformer import commands
+from transformer.types import Candidate, UserError
+
+WORKDIR = flags.DEFINE_string("workdir", None, "the folder of a run that train.py made")
+CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "latest, best, a step, or average:N")
+WEIGHTS = flags.DEFINE_string("weights", "raw", "raw, or ema for their moving average")
+INPUT = flags.DEFINE_string("input", None, "a file, plain or .gz; default: standard input")
+OUTPUT = flags.DEFINE_string("output", None, "a file, replaced once all is written; default: standard output")
+FORMAT = flags.DEFINE_enum("format", "text", ["text", "jsonl"], "one text a line, or one JSON value a line")
+NUM_BEST = flags.DEFINE_integer("num_best", 1, "outputs for each input", lower_bound=1)
+SCORES = flags.DEFINE_bool("scores", False, "write each output's score before it")
+OVERRIDES = commands.define_overrides()
+
+
+def main() -> int:
+    from transformer.data.sources import decode_lines, read_lines
+    from transformer.training.devices import select_platform
+    from transformer.training.loading import load
+    from transformer.training.workdir import read_config
+
+    workdir = Path(WORKDIR.value)
+    config = commands.override(read_config(workdir), OVERRIDES)
+    select_platform(config.mesh.platform)
+    run = load(workdir, CHECKPOINT.value, WEIGHTS.value, config)
+    lines = list(read_lines(INPUT.value) if INPUT.value else decode_lines(sys.stdin.buffer, "standard input"))
+    if FORMAT.value == "jsonl":
+        lines = [parse(line, number) for number, line in enumerate(lines, 1)]
+    with open_output() as output:
+        for number, candidates in enumerate(run.task.candidates(run.params, lines, NUM_BEST.value)):
+            for candidate in candidates:
+                output.write(formatted(candidate, number) + "\n")
+    return 0
+
+
+def parse(line: str, number: int) -> str:
+    """The text of a JSON line: a string, or an object with ``text``."""
+    try:
+        value = json.loads(line)
+        text = value["text"] if isinstance(value, dict) else value
+    except (ValueError, KeyError):
+        text = None
+    if not isinstance(text, str):
+        raise UserError(f'{INPUT.value or "standard input"}:{number}: neither a JSON string nor {{"text": "..."}}')
+    return text
+
+
+def formatted(candidate: Candidate, number: int) -> str:
+    from transformer.data.sources import escape_newlines
+
+    if FORMAT.value == "jsonl":
+        score = {"score": candidate.score} if SCORES.value else {}
+        return json.dumps({"line": number + 1, "text": candidate.text, **score}, ensure_ascii=False)
+    return (f"{candidate.score:.4f}\t" if SCORES.value else "") + escape_newlines(candidate.text)
+
+
+@contextlib.contextmanager
+def open_output() -> Iterator[IO[str]]:
+    if OUTPUT.value is None:
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    path = Path(OUTPUT.value)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as output:
+            yield output
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"--output={path} cannot be written: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    commands.run(main, required=("workdir",))

@@ -1,0 +1,106 @@
+"""What the scripts share: flags, logging to standard error, and mistakes shown without a traceback."""
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import absl.logging
+from absl import app, flags
+from ml_collections import config_flags
+
+from transformer.config import HARMLESS_KEYS, Config, default_config, flatten, from_config_dict, nearest, to_config_dict
+from transformer.progress import ProgressHandler
+from transformer.types import UserError
+
+USER_ERROR_EXIT_CODE = 2
+ConfigFlag = flags.FlagHolder[Any]
+
+
+def run(main: Callable[[], int | None], *, required: Sequence[str] = ()) -> None:
+    """Parse the flags, call ``main``, exit with what it gives (None is 0).
+
+    Args:
+      main: reads its flags itself.
+      required: flags that must be given.
+    """
+    handler = ProgressHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("transformer")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # Abseil would print every line once more
+    absl.logging.set_verbosity(absl.logging.WARNING)
+
+    def parse(arguments: list[str]) -> list[str]:
+        with mistakes_shown():
+            return parse_flags(arguments, required)
+
+    def call(arguments: list[str]) -> None:
+        with mistakes_shown():
+            if len(arguments) > 1:
+                raise UserError(f"unexpected argument {arguments[1]!r}; every option is written --name=value")
+            sys.exit(main())
+
+    app.run(call, flags_parser=parse)
+
+
+class mistakes_shown:
+    """Turns what is the user's to mend into one message and exit code 2, and a closed pipe into a quiet end."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if isinstance(error, UserError):
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(USER_ERROR_EXIT_CODE)
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
+            sys.exit(1)
+
+
+def parse_flags(arguments: list[str], required: Sequence[str] = ()) -> list[str]:
+    """Set the flags from the command line.
+
+    Raises:
+      UserError: for an unknown flag or config key, with the nearest name, or a value of the wrong type.
+    """
+    keys = dict(flatten(Config()))
+    for argument in arguments[1:]:
+        found = re.match(r"--?config\.([\w.]+)", argument)
+        if found and found[1] not in keys:
+            raise UserError(f"unknown config key {found[1]}{nearest(found[1], keys)}")
+    try:
+        rest = flags.FLAGS(arguments)
+    except flags.Error as error:
+        raise UserError(str(error)) from None
+    except (OSError, AttributeError, TypeError) as error:
+        # From a config file: it is not there, or sets a key that is not there or to a wrong type.
+        if isinstance(error, OSError) or "config" in str(error).lower() or "override" in str(error):
+            raise UserError(" ".join(re.sub(r"Other fields present: .*", "", str(error)).split())) from error
+        raise
+    for name in required:
+        if flags.FLAGS[name].value is None:
+            raise UserError(f"--{name} is missing; see --help")
+    return rest
+
+
+def define_overrides() -> ConfigFlag:
+    """``--config.SECTION.KEY=VALUE`` for scripts that take the config from a workdir."""
+    return config_flags.DEFINE_config_dict("config", default_config(), "--config.SECTION.KEY=VALUE overrides a key")
+
+
+def override(config: Config, flag: ConfigFlag) -> Config:
+    """The config of a run with what the command line overrides.
+
+    Raises:
+      UserError: for a key that parameters or data of the run depend on.
+    """
+    values = to_config_dict(config)
+    for key, value in config_flags.get_override_values(flags.FLAGS[flag.name]).items():
+        if not any(key == name or key.startswith(name + ".") for name in HARMLESS_KEYS):
+            raise UserError(f"{key} belongs to the run and cannot be overridden here; what can: {', '.join(HARMLESS_KEYS)}")
+        values.update_from_flattened_dict({key: value})
+    return from_config_dict(values)

@@ -1,0 +1,328 @@
+"""Where pairs of lines come from: parallel text files or generated phrases, behind one small interface.
+
+Text is handed on as it stands: nothing here normalises it.
+"""
+
+import difflib
+import gzip
+import hashlib
+import logging
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from transformer.config import DataConfig, one_of
+from transformer.data import phrases
+from transformer.types import UserError
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+logger = logging.getLogger(__name__)
+
+
+# It has methods only: isinstance, by which tests check annotations, would compute a property.
+@runtime_checkable
+class ParallelSource(Protocol):
+    """Pairs of a source line and a target line, by split.
+
+    A split is "train", "validation", "test", or another name that the source knows.
+    """
+
+    def fingerprint_of(self, split: str) -> str:
+        """A digest, in hex, of the pairs of a split, wherever they lie."""
+        ...
+
+    def size(self, split: str) -> int:
+        """The number of pairs."""
+        ...
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """The pairs in order, without the newline at the end of the lines."""
+        ...
+
+    def repeats(self, split: str) -> np.ndarray | None:
+        """How many times each pair is read in an epoch, int32; None: once each."""
+        ...
+
+
+def make_source(config: DataConfig, seed: int) -> ParallelSource:
+    """The source that ``data.source`` names. ``seed`` draws the pairs of generated sources.
+
+    Raises:
+      UserError: for what cannot be found or generated.
+    """
+    return one_of("data.source", config.source, SOURCES)(config, seed)
+
+
+class FileSource:
+    """Parallel text files ``DIRECTORY/STEM.LANGUAGE``, plain or gzipped (``.gz``).
+
+    The splits "train" (one stem or several, one after the other), "validation" and "test" are named by the config;
+    any other split is the stem of a pair of files in the directory. Where there is no ``STEM.en`` and ``STEM.de``,
+    the names of WMT ``STEM.en-de.en`` and ``STEM.en-de.de`` (or ``de-en``) are tried.
+    """
+
+    def __init__(self, config: DataConfig):
+        self._config = config
+        if config.directory is None:
+            raise UserError("data.directory is not set; give the folder of the text: --config.data.directory=DIR")
+        self._directory = Path(config.directory).expanduser()
+        self._languages = (config.source_language, config.target_language)
+        if not self._directory.is_dir():
+            raise UserError(f"data.directory={config.directory} is not a folder{_near(self._directory)}")
+        self._scans: dict[str, tuple[str, list[int]]] = {}
+        for stem in config.train:
+            self._files(stem)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.fingerprint_of("train")
+
+    def fingerprint_of(self, split: str) -> str:
+        return self._scan(split)[0]
+
+    def size(self, split: str) -> int:
+        return sum(self._scan(split)[1])
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        return (pair for files in [self._files(stem) for stem in self._stems(split)] for pair in read_pairs(*files))
+
+    def repeats(self, split: str) -> np.ndarray | None:
+        if split != "train" or all(weight == 1 for weight in self._config.train_weights):
+            return None
+        return np.repeat(np.asarray(self._config.train_weights, np.int32), self._scan(split)[1])
+
+    def _scan(self, split: str) -> tuple[str, list[int]]:
+        """The fingerprint of a split and the number of pairs of each of its stems: the files are read once for both."""
+        if split not in self._scans:
+            logger.info("reading the text of the %s split", split)
+            sizes = []
+
+            def pairs() -> Iterator[tuple[str, str]]:
+                for stem in self._stems(split):
+                    sizes.append(0)
+                    for pair in read_pairs(*self._files(stem)):
+                        sizes[-1] += 1
+                        yield pair
+
+            self._scans[split] = (_digest(pairs()), sizes)
+        return self._scans[split]
+
+    def _stems(self, split: str) -> tuple[str, ...]:
+        named = {"train": self._config.train, "validation": (self._config.validation,), "test": (self._config.test,)}
+        return named.get(split, (split,))
+
+    def _names(self, stem: str, source: str, target: str) -> list[tuple[Path, Path]]:
+        infixes = ("", f"{source}-{target}.", f"{target}-{source}.")
+        return [
+            (self._directory / f"{stem}.{infix}{source}", self._directory / f"{stem}.{infix}{target}")
+            for infix in infixes
+        ]
+
+    def _files(self, stem: str) -> tuple[Path, Path]:
+        """The two files of a stem."""
+        names = self._names(stem, *self._languages)
+        for pair in names:
+            found = [_existing(path) for path in pair]
+            if found[0] and found[1]:
+                return found[0], found[1]
+        missing = next((path for path in names[0] if not _existing(path)), names[0][0])
+        for pair in names:
+            if any(_existing(path) for path in pair):  # half a pair says best what is wrong
+                missing = next(path for path in pair if not _existing(path))
+                break
+        stems = self._known_stems()
+        raise UserError(
+            f"there is no {missing} (nor {missing.name}.gz); stems with {' and '.join(self._languages)} in "
+            f"{self._directory}: {', '.join(stems) if stems else 'none'}"
+        )
+
+    def _known_stems(self) -> list[str]:
+        source, target = self._languages
+        names = {path.name.removesuffix(".gz") for path in self._directory.iterdir()}
+        stems = set()
+        for infix in (f".{source}-{target}", f".{target}-{source}", ""):
+            heads = {name.removesuffix(f"{infix}.{source}") for name in names if name.endswith(f"{infix}.{source}")}
+            stems |= {head for head in heads if f"{head}{infix}.{target}" in names}
+        return sorted(stem for stem in stems if not stem.endswith((f".{source}-{target}", f".{target}-{source}")))
+
+
+class PhraseSource:
+    """Phrases that are generated from the seed: see :mod:`transformer.data.phrases`."""
+
+    def __init__(self, config: DataConfig, seed: int):
+        if config.source_language != phrases.SOURCE_LANGUAGE:
+            raise UserError(
+                f"data.source_language={config.source_language}: the generated phrases are translations from "
+                f"{phrases.SOURCE_LANGUAGE}; bring your own text with data.source=files"
+            )
+        self._config = config
+        self._seed = seed
+        self._splits: dict[str, list[phrases.Phrase]] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        return self.fingerprint_of("train")
+
+    def fingerprint_of(self, split: str) -> str:
+        return _digest(self.pairs(split))
+
+    def size(self, split: str) -> int:
+        return len(self._phrases(split))
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        return ((phrase.source, phrase.target) for phrase in self._phrases(split))
+
+    def kinds(self, split: str) -> list[str]:
+        """The name of the kind of each pair."""
+        return [phrase.kind for phrase in self._phrases(split)]
+
+    def repeats(self, split: str) -> np.ndarray | None:
+        return None
+
+    def _phrases(self, split: str) -> list[phrases.Phrase]:
+        if split not in self._splits:
+            config = self._config
+            self._splits[split] = phrases.generate(split, config.target_language, config.num_phrases, self._seed)
+        return self._splits[split]
+
+
+class PairList:
+    """Pairs at hand, as if they were every split of a source."""
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]):
+        self._pairs = pairs
+
+    @property
+    def fingerprint(self) -> str:
+        return _digest(self._pairs)
+
+    def fingerprint_of(self, split: str) -> str:
+        return self.fingerprint
+
+    def size(self, split: str) -> int:
+        return len(self._pairs)
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        return iter(self._pairs)
+
+    def repeats(self, split: str) -> np.ndarray | None:
+        return None
+
+
+SOURCES: dict[str, Callable[[DataConfig, int], ParallelSource]] = {
+    "files": lambda config, seed: FileSource(config),
+    "phrases": PhraseSource,
+}
+"""The names that ``data.source`` may have."""
+
+
+def read_pairs(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
+    """The lines of two files side by side.
+
+    Raises:
+      UserError: as :func:`read_lines`; at the end, if the files have no lines or not the same number of them.
+    """
+    counts = [0, 0]
+    for lines in zip_longest(read_lines(source), read_lines(target)):
+        for side in (0, 1):
+            counts[side] += lines[side] is not None
+        if lines[0] is not None and lines[1] is not None:
+            yield lines
+    if counts[0] != counts[1]:
+        raise UserError(
+            f"{source} has {counts[0]} lines and {target} has {counts[1]}; line n of one must be the translation of "
+            "line n of the other"
+        )
+    if not counts[0]:
+        raise UserError(f"{source} and {target} are empty")
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    """The lines of a UTF-8 text file, or of ``path.gz`` where there is no ``path``: see :func:`decode_lines`.
+
+    Raises:
+      UserError: at the call, if there is no such file; while reading, if it cannot be read or is not UTF-8.
+    """
+    found = _existing(Path(path))
+    if found is None:
+        raise UserError(f"there is no file {path} (nor {os.path.basename(path)}.gz){_near(Path(path))}")
+    return _read(found)
+
+
+def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    r"""The lines of a binary stream, such as ``sys.stdin.buffer``, that splits at ``b"\n"``.
+
+    Only "\n" ends a line, and a "\r" directly before it is dropped; U+0085, U+2028, form feeds and the like stay
+    within their line. A byte order mark at the start of the stream is dropped. The last line needs no newline.
+
+    Args:
+      stream: the lines as bytes, with their newline.
+      name: what the stream is called in messages.
+
+    Raises:
+      UserError: for bytes that are not UTF-8, with the number of the line.
+    """
+    for number, line in enumerate(stream, start=1):
+        if number == 1:
+            line = line.removeprefix(BYTE_ORDER_MARK)
+            if not line:  # a file of nothing but the mark has no line
+                return
+        if line.endswith(b"\n"):
+            line = line[:-1].removesuffix(b"\r")
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            column = len(line[: error.start].decode()) + 1
+            raise UserError(
+                f"{name}:{number}: not UTF-8 (byte 0x{line[error.start]:02x} at column {column}); "
+                "convert the text, for example with iconv -f latin1 -t utf-8"
+            ) from None
+        yield text
+
+
+def escape_newlines(text: str) -> str:
+    """The text as one line: a newline in it is written backslash n."""
+    return text.replace("\n", "\\n")
+
+
+def cache_folder(config: DataConfig) -> Path:
+    """The folder of what can be made again: ``data.cache_directory``, or ``transformer`` in the user's cache."""
+    if config.cache_directory is not None:
+        return Path(config.cache_directory).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformer"
+
+
+def _read(path: Path) -> Iterator[str]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            yield from decode_lines(stream, str(path))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: not a whole gzip file ({error})") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+
+
+def _existing(path: Path) -> Path | None:
+    """The file itself, or its gzipped form."""
+    return next((found for found in (path, path.with_name(path.name + ".gz")) if found.exists()), None)
+
+
+def _near(path: Path) -> str:
+    """``; there are ...``: the names near a missing one in its folder, or nothing."""
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    return f"; {path.parent} has {', '.join(near)}" if near else ""
+
+
+def _digest(pairs: Iterable[tuple[str, str]]) -> str:
+    """A digest of the text of the pairs, in hex; no line holds a newline, so that no two texts look the same."""
+    digest = hashlib.blake2b(digest_size=16)
+    for source, target in pairs:
+        digest.update(f"{source}\n{target}\n".encode())
+    return digest.hexdigest()

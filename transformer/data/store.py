@@ -1,0 +1,261 @@
+"""The tokenised corpus: token ids of both sides on disk, memory-mapped, with the lengths as an index.
+
+A store is a folder of flat arrays, ``source.tokens``, ``source.offsets`` and the same for the target, with a manifest
+written last. Its name holds a fingerprint of the text and of both tokenizers, so that it is made once and then reused.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import json
+import logging
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from transformer.data.sources import ParallelSource
+from transformer.data.tokenizer import Tokenizer
+from transformer.progress import progress
+from transformer.types import UserError
+
+FORMAT_VERSION = 1
+SIDES = ("source", "target")
+PAIRS_PER_CHUNK = 8_192
+
+logger = logging.getLogger(__name__)
+
+
+class Tokens:
+    """One side of a store: the token ids of all its lines, each with EOS at its end."""
+
+    def __init__(self, tokens: np.ndarray, offsets: np.ndarray):
+        self._tokens = tokens
+        self._offsets = offsets
+        self.lengths = np.diff(offsets).astype(np.int32)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self._tokens[self._offsets[index] : self._offsets[index + 1]].astype(np.int32)
+
+    def gather(self, examples: np.ndarray) -> np.ndarray:
+        """The tokens of many lines, one line after the other, as one flat int32 array."""
+        lengths = self.lengths[examples]
+        ends = np.cumsum(lengths)
+        total = int(ends[-1]) if len(ends) else 0
+        places = np.repeat(self._offsets[examples] - (ends - lengths), lengths) + np.arange(total)
+        return self._tokens[places].astype(np.int32)
+
+
+class Store:
+    """Pairs of tokenised lines, EOS included, numbered from 0 in the order of the text.
+
+    Attributes:
+      fingerprint: names the text of the split and both tokenizers.
+      sides: the source and the target lines as :class:`Tokens`.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        """Open a store that is on disk.
+
+        Raises:
+          OSError, ValueError, KeyError: it is not there, or it is not whole.
+        """
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        self.fingerprint: str = manifest["fingerprint"]
+        self.sides = tuple(_open_side(folder, name, manifest["pairs"], **manifest[name]) for name in SIDES)
+
+    @property
+    def source_lengths(self) -> np.ndarray:
+        """int32 [pairs], EOS included."""
+        return self.sides[0].lengths
+
+    @property
+    def target_lengths(self) -> np.ndarray:
+        """int32 [pairs], EOS included."""
+        return self.sides[1].lengths
+
+    def source(self, index: int) -> np.ndarray:
+        """The source tokens of a pair, EOS last, int32."""
+        return self.sides[0][index]
+
+    def target(self, index: int) -> np.ndarray:
+        """The target tokens of a pair, EOS last, int32."""
+        return self.sides[1][index]
+
+    def __len__(self) -> int:
+        return len(self.source_lengths)
+
+
+def open_store(
+    source: ParallelSource, split: str, tokenizers: tuple[Tokenizer, Tokenizer], folder: pathlib.Path
+) -> Store:
+    """The tokenised split: opened where ``folder`` has it, else made there first.
+
+    Several processes may ask at once: one makes it, the others wait. A damaged store is made again.
+
+    Args:
+      source: where the pairs come from.
+      split: the name of the split.
+      tokenizers: of the source side and of the target side.
+      folder: the cache, on local disk.
+
+    Raises:
+      UserError: the split has no pairs, a tokenizer gives ids outside its vocabulary, or the cache cannot be written.
+    """
+    fingerprint = _fingerprint(source.fingerprint_of(split), tokenizers)
+    path = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', split)}-{fingerprint}"
+    store = _open_whole(path)
+    if store is not None:
+        return store
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _lock(path.with_name(path.name + ".lock"), split):
+        store = _open_whole(path)  # the process that we waited for has made it
+        if store is not None:
+            return store
+        if path.exists():
+            logger.warning("the tokenised corpus in %s is damaged; it is made again", path)
+        partial = path.with_name(path.name + ".partial")
+        with _writing(folder):
+            shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
+            partial.mkdir()
+        try:
+            _build(source, split, tokenizers, fingerprint, partial)
+            with _writing(folder):
+                shutil.rmtree(path, ignore_errors=True)
+                partial.rename(path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return Store(path)
+
+
+def _fingerprint(text: str, tokenizers: tuple[Tokenizer, Tokenizer]) -> str:
+    parts = [FORMAT_VERSION, text, *([tokenizer.fingerprint, tokenizer.eos_id] for tokenizer in tokenizers)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+
+
+def _open_whole(path: pathlib.Path) -> Store | None:
+    """The store, or None where there is none or its sizes are not what its manifest says."""
+    try:
+        return Store(path)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _open_side(folder: pathlib.Path, name: str, pairs: int, tokens: int, dtype: str) -> Tokens:
+    arrays = []
+    for part, size, kind in (("tokens", tokens, np.dtype(dtype)), ("offsets", pairs + 1, np.dtype(np.int64))):
+        path = folder / f"{name}.{part}"
+        if path.stat().st_size != size * kind.itemsize:
+            raise ValueError(f"{path} has {path.stat().st_size} bytes, not {size * kind.itemsize}")
+        arrays.append(np.asarray(np.memmap(path, kind, mode="r")))  # a plain view: memmap's own indexing is slow
+    if arrays[1][0] != 0 or arrays[1][-1] != tokens:
+        raise ValueError(f"{folder / name}.offsets does not fit {name}.tokens")
+    return Tokens(*arrays)
+
+
+def _build(
+    source: ParallelSource, split: str, tokenizers: tuple[Tokenizer, Tokenizer], fingerprint: str, folder: pathlib.Path
+) -> None:
+    """Tokenise the split, a chunk at a time, into ``folder``."""
+    pairs = progress(source.pairs(split), f"tokenising {split}", total=source.size(split), unit="pair")
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(_SideWriter(folder, *side)) for side in zip(SIDES, tokenizers, strict=True)]
+        while chunk := list(itertools.islice(pairs, PAIRS_PER_CHUNK)):
+            for writer, lines in zip(writers, zip(*chunk, strict=True), strict=True):
+                writer.write(lines)
+        count = writers[0].lines
+        if not count:
+            raise UserError(f"the {split} split has no pairs")
+        manifest: dict[str, Any] = {"fingerprint": fingerprint, "pairs": count}
+        manifest |= {writer.name: {"tokens": writer.tokens, "dtype": writer.dtype.name} for writer in writers}
+    with _writing(folder), open(folder / "manifest.json", "w", encoding="utf-8") as file:
+        json.dump(manifest, file)
+        _sync(file)
+
+
+class _SideWriter:
+    """Appends tokenised lines to the two files of one side."""
+
+    def __init__(self, folder: pathlib.Path, name: str, tokenizer: Tokenizer):
+        self.name = name
+        self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+        self.lines = 0
+        self.tokens = 0
+        self._folder = folder
+        self._tokenizer = tokenizer
+        self._open_files = contextlib.ExitStack()
+
+    def __enter__(self) -> "_SideWriter":
+        with _writing(self._folder):
+            self._files = [
+                self._open_files.enter_context(open(self._folder / f"{self.name}.{part}", "wb"))  # noqa: SIM115
+                for part in ("tokens", "offsets")
+            ]
+            self._files[1].write(np.zeros(1, np.int64).tobytes())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with _writing(self._folder), self._open_files:
+            if exception[0] is None:
+                for file in self._files:
+                    _sync(file)
+
+    def write(self, lines: Sequence[str]) -> None:
+        encoded = self._tokenizer.encode_batch(list(lines))
+        ends = np.cumsum([len(ids) + 1 for ids in encoded], dtype=np.int64)
+        tokens = np.full(ends[-1], self._tokenizer.eos_id, np.int64)
+        is_text = np.ones(len(tokens), bool)
+        is_text[ends - 1] = False
+        tokens[is_text] = np.fromiter(itertools.chain.from_iterable(encoded), np.int64)
+        outside = (tokens < 0) | (tokens >= self._tokenizer.vocab_size)
+        if outside.any():
+            first = int(outside.argmax())
+            line = self.lines + int(np.searchsorted(ends, first, side="right")) + 1
+            raise UserError(
+                f"the tokenizer of the {self.name} side gives id {tokens[first]} in pair {line}, but its vocabulary "
+                f"has {self._tokenizer.vocab_size} pieces; give data.tokenizer a model that is whole"
+            )
+        with _writing(self._folder):
+            self._files[0].write(tokens.astype(self.dtype).tobytes())
+            self._files[1].write((self.tokens + ends).tobytes())
+        self.lines += len(lines)
+        self.tokens += len(tokens)
+
+
+def _sync(file: IO[Any]) -> None:
+    """Bring the file to the disk, so that the rename that follows never makes an empty file look whole."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _writing(folder: pathlib.Path) -> Iterator[None]:
+    """Say which key to change when the cache cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write the tokenised corpus to {folder}: {os.strerror(error.errno or errno.EIO)}; "
+            "set data.cache_directory to a folder on a disk with room"
+        ) from error
+
+
+@contextlib.contextmanager
+def _lock(path: pathlib.Path, split: str) -> Iterator[None]:
+    """Hold the lock file; it is released when the process ends, however it ends."""
+    with contextlib.ExitStack() as stack:
+        with _writing(path.parent):
+            file = stack.enter_context(open(path, "w"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("another process is tokenising the %s split; waiting for it (%s)", split, path)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

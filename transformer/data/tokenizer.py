@@ -1,0 +1,303 @@
+"""From lines to ids and back: SentencePiece behind one small interface, with the special ids in one place."""
+
+import hashlib
+import io
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import sentencepiece
+
+from transformer.config import DataConfig
+from transformer.data.sources import ParallelSource, cache_folder
+from transformer.progress import progress
+from transformer.types import UserError
+
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
+"""The special ids of the vocabularies that are trained here; given ones state their own."""
+
+MOST_TRAINING_LINES = 10_000_000  # of a larger corpus as many lines, evenly spread, train the vocabulary
+MOST_LINE_BYTES = 100_000  # longer lines do not take part in the training of the vocabulary
+# Unigram training adds floats in an order that depends on the number of threads: a fixed number, not the machine's.
+TRAINING_THREADS = 8
+JOINT_NAME, SOURCE_NAME, TARGET_NAME = "tokenizer.model", "tokenizer.source.model", "tokenizer.target.model"
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Turns a line into ids in [0, vocab_size) and back.
+
+    The special ids are never the result of encoding, whatever the text looks like, except ``unk_id`` in vocabularies
+    without bytes. A decoder starts from ``bos_id``; ``fingerprint`` is a digest, in hex, of all that decides the ids.
+    """
+
+    vocab_size: int
+    pad_id: int
+    bos_id: int
+    eos_id: int
+    unk_id: int
+    fingerprint: str
+
+    def encode(self, line: str) -> list[int]:
+        """The ids of a line, without BOS and EOS."""
+        ...
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """The ids of each line, on all processor cores."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; padding, BOS and EOS are left out wherever they stand, and nothing is cut."""
+        ...
+
+    def save(self, folder: str | os.PathLike[str], name: str) -> None:
+        """Write the file ``folder/name``, from which the tokenizer can be loaded again."""
+        ...
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model.
+
+    A model without a padding piece gets one more id at the end. Without a BOS piece, decoders start from padding.
+    The unknown id, in a model without bytes, decodes to SentencePiece's " ⁇ ": a loss is seen, not hidden.
+
+    Args:
+      model: the bytes of the model file.
+      name: what the model is called in messages.
+
+    Raises:
+      UserError: if the bytes are no SentencePiece model, or it has no EOS piece.
+
+    Reference: Kudo and Richardson 2018, SentencePiece.
+    """
+
+    def __init__(self, model: bytes, name: str = "the model"):
+        self._model = model
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+        except RuntimeError as error:
+            raise UserError(f"{name} is not a whole SentencePiece model") from error
+        num_pieces = self._processor.get_piece_size()
+        pad, bos, eos = self._processor.pad_id(), self._processor.bos_id(), self._processor.eos_id()
+        if eos < 0:
+            raise UserError(
+                f"{name} has no end-of-sentence piece (eos_id=-1), without which no translation ends; "
+                "train it with --eos_id, or leave data.tokenizer unset to train one here"
+            )
+        self.pad_id = pad if pad >= 0 else num_pieces
+        self.bos_id = bos if bos >= 0 else self.pad_id
+        self.eos_id = eos
+        self.unk_id = self._processor.unk_id()
+        self.vocab_size = num_pieces + (pad < 0)
+        self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
+        self._silent = {self.pad_id, self.bos_id, self.eos_id}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "SentencePieceTokenizer":
+        """The tokenizer in a model file.
+
+        Raises:
+          UserError: if the file cannot be read or is no usable model.
+        """
+        try:
+            return cls(Path(path).expanduser().read_bytes(), str(path))
+        except OSError as error:
+            raise UserError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+
+    @property
+    def pieces(self) -> list[str]:
+        """The piece of each id; U+2581 stands for a space, and added padding for itself."""
+        pieces = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
+        return pieces + ["<pad>"] * (self.vocab_size - len(pieces))
+
+    def encode(self, line: str) -> list[int]:
+        return self._processor.encode(line)
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        return self._processor.encode(list(lines), num_threads=os.cpu_count() or 1)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._processor.decode([int(i) for i in ids if i not in self._silent])
+
+    def save(self, folder: str | os.PathLike[str], name: str) -> None:
+        _write(Path(folder) / name, self._model)
+
+
+def train_sentencepiece(lines: Iterable[str], model_type: str, vocab_size: int) -> SentencePieceTokenizer:
+    """A vocabulary learnt from lines: a pure function of its arguments.
+
+    Any line can be had back exactly from its ids, with all its white space, its rare characters (as bytes) and text
+    that looks like a special piece. The one exception is U+2581, SentencePiece's own sign for a space, which comes
+    back as a space. No piece crosses a space, and every digit is a piece of its own.
+
+    Args:
+      lines: the text; blank lines and lines of more than 100,000 bytes are left out, the latter with a warning.
+      model_type: "bpe" or "unigram".
+      vocab_size: pieces, among them the 4 special ones and 256 bytes.
+
+    Raises:
+      UserError: for no text, or a vocabulary larger than the text allows or too small for its characters.
+
+    Reference: Sennrich et al. 2016, Neural machine translation of rare words with subword units (bpe); Kudo 2018,
+      Subword regularization (unigram).
+    """
+    num_long = num_lines = 0
+
+    def usable() -> Iterator[str]:
+        nonlocal num_long, num_lines
+        for line in lines:
+            if len(line) * 4 > MOST_LINE_BYTES and len(line.encode()) > MOST_LINE_BYTES:
+                num_long += 1
+            elif line and not line.isspace():
+                num_lines += 1
+                # The trainer skips lines with its own sign for the unknown, which then is learnt as bytes.
+                yield line.replace("\u2585", " ")
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=usable(),
+            model_writer=model,
+            model_type=model_type,
+            vocab_size=vocab_size,
+            pad_id=PAD_ID,
+            bos_id=BOS_ID,
+            eos_id=EOS_ID,
+            unk_id=UNK_ID,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            byte_fallback=True,
+            split_digits=True,
+            max_sentence_length=MOST_LINE_BYTES,
+            num_threads=TRAINING_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _training_error(error, vocab_size, num_lines) from error
+    if num_long:
+        logger.warning(
+            "%d lines longer than %d bytes did not take part in the training of the vocabulary",
+            num_long,
+            MOST_LINE_BYTES,
+        )
+    return SentencePieceTokenizer(model.getvalue())
+
+
+def make_tokenizers(config: DataConfig, source: ParallelSource) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenizers of the source and the target language: the same object if the vocabulary is joint.
+
+    They are loaded from ``data.tokenizer`` (for separate vocabularies "SOURCE_PATH,TARGET_PATH", or one for both) or
+    learnt from the training split, each pair once whatever its weight, and kept in the cache.
+
+    Raises:
+      UserError: as :func:`train_sentencepiece` and :meth:`SentencePieceTokenizer.load`.
+    """
+    if config.tokenizer is not None:
+        paths = config.tokenizer.split(",")
+        if len(paths) > 2 - config.joint_vocabulary:
+            raise UserError(
+                f"data.tokenizer={config.tokenizer} has {len(paths)} paths; give one for a joint vocabulary, or two "
+                "(source,target) with data.joint_vocabulary=False"
+            )
+        tokenizers = [SentencePieceTokenizer.load(path.strip()) for path in paths]
+        return tokenizers[0], tokenizers[-1]
+    if config.joint_vocabulary:
+        joint = _train_or_reuse(config, source, (0, 1))
+        return joint, joint
+    return _train_or_reuse(config, source, (0,)), _train_or_reuse(config, source, (1,))
+
+
+def save_tokenizers(folder: str | os.PathLike[str], tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+    """Write ``tokenizer.model``, or ``tokenizer.source.model`` and ``tokenizer.target.model`` if there are two."""
+    source, target = tokenizers
+    if source is target:
+        source.save(folder, JOINT_NAME)
+    else:
+        source.save(folder, SOURCE_NAME)
+        target.save(folder, TARGET_NAME)
+
+
+def load_tokenizers(folder: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenizers that :func:`save_tokenizers` wrote.
+
+    Raises:
+      UserError: if they are not there or cannot be used.
+    """
+    if (Path(folder) / JOINT_NAME).exists():
+        joint = SentencePieceTokenizer.load(Path(folder) / JOINT_NAME)
+        return joint, joint
+    if not (Path(folder) / SOURCE_NAME).exists():
+        raise UserError(f"{folder} holds no {JOINT_NAME}, and no {SOURCE_NAME} and {TARGET_NAME}: is it a workdir?")
+    return (
+        SentencePieceTokenizer.load(Path(folder) / SOURCE_NAME),
+        SentencePieceTokenizer.load(Path(folder) / TARGET_NAME),
+    )
+
+
+def _train_or_reuse(config: DataConfig, source: ParallelSource, sides: tuple[int, ...]) -> SentencePieceTokenizer:
+    """A vocabulary of some sides of the training split, from the cache if it was learnt before."""
+    settings = (
+        f"{source.fingerprint_of('train')} {sides} {config.tokenizer_model} {config.vocab_size} {MOST_TRAINING_LINES} "
+        f"{MOST_LINE_BYTES} sentencepiece {sentencepiece.__version__}"
+    )
+    name = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest() + ".model"
+    path = cache_folder(config) / "tokenizers" / name
+    if path.exists():
+        logger.info("vocabulary from %s", path)
+        return SentencePieceTokenizer.load(path)
+    size = source.size("train")
+    logger.info("learning a vocabulary of %d pieces (%s)", config.vocab_size, config.tokenizer_model)
+    pairs = progress(source.pairs("train"), "reading text for the vocabulary", size)
+    pairs = _evenly_spread(pairs, size, MOST_TRAINING_LINES // len(sides))
+    lines = (pair[side] for pair in pairs for side in sides)
+    tokenizer = train_sentencepiece(lines, config.tokenizer_model, config.vocab_size)
+    tokenizer.save(path.parent, path.name)
+    return tokenizer
+
+
+def _evenly_spread(pairs: Iterator[tuple[str, str]], size: int, most: int) -> Iterator[tuple[str, str]]:
+    """``most`` of ``size`` pairs at equal distances, or all if they are not more."""
+    if size <= most:
+        return pairs
+    logger.info("%d of %d pairs, evenly spread, train the vocabulary", most, size)
+    return (pair for i, pair in enumerate(pairs) if (i + 1) * most // size > i * most // size)
+
+
+def _training_error(error: RuntimeError, vocab_size: int, num_lines: int) -> UserError:
+    """What SentencePiece's message means for the user."""
+    if not num_lines:
+        return UserError("there is no text to learn a vocabulary from: all lines are blank or too long")
+    message = str(error)
+    if most := re.search(r"too high.* <= (\d+)", message):
+        return UserError(
+            f"data.vocab_size={vocab_size} is more than the text allows; use at most {most[1]}, or give more text"
+        )
+    if least := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return UserError(
+            f"data.vocab_size={vocab_size} has no room for the characters of the text, 256 bytes and 4 special pieces; "
+            f"use at least {least[1]}"
+        )
+    return UserError(f"data.vocab_size={vocab_size}: SentencePiece could not learn a vocabulary: {message}")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,41 @@
+"""The one linear map that all projections use."""
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class Linear(nn.Module):
+    """y = x W + b over the last ``len(inputs)`` axes of x, which become the axes ``outputs``.
+
+    All leading axes are merged into rows first: XLA's CPU backend is slow at a weight gradient that contracts two
+    axes, and no backend loses by it. Weights are uniform as in Glorot & Bengio 2010, biases zero.
+
+    inputs, outputs: sizes of the axes.
+    axes: the logical names of the kernel's axes, inputs before outputs.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    axes: tuple[str, ...]
+    use_bias: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        num_inputs = len(self.inputs)
+        shape = (*self.inputs, *self.outputs)
+        initializer = nn.initializers.variance_scaling(
+            1.0, "fan_avg", "uniform", range(num_inputs), range(num_inputs, len(shape))
+        )
+        kernel = self.param("kernel", nn.with_logical_partitioning(initializer, self.axes), shape, jnp.float32)
+        rows = x.astype(self.dtype).reshape(-1, math.prod(self.inputs))
+        result = rows @ kernel.astype(self.dtype).reshape(math.prod(self.inputs), math.prod(self.outputs))
+        if self.use_bias:
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), self.axes[num_inputs:])
+            bias = self.param("bias", zeros, self.outputs, jnp.float32)
+            result = result + bias.astype(self.dtype).reshape(-1)
+        return result.reshape(*x.shape[: x.ndim - num_inputs], *self.outputs)

@@ -1,0 +1,300 @@
+"""The training loop, top to bottom."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.config import Config
+from transformer.data.pipeline import prefetch
+from transformer.progress import progress
+from transformer.tasks import make_task
+from transformer.training import workdir as workdirs
+from transformer.training.devices import peak_flops, select_platform
+from transformer.training.loading import open_checkpoints, read_params
+from transformer.training.metrics_log import MetricsLog
+from transformer.training.optimizers import make_optimizer
+from transformer.training.partitioning import LOGICAL_AXES, make_mesh, place_batch
+from transformer.training.schedules import make_schedule
+from transformer.training.signals import Preempted, StopSignals
+from transformer.training.state import TrainState, abstract_state, init_state
+from transformer.training.step import first_non_finite, make_train_step
+from transformer.types import UserError
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: Config, workdir: Path) -> int:
+    """Train to ``training.num_steps``, from the newest whole checkpoint of the workdir if it has one.
+
+    Returns:
+      The exit code: 0 when done (or out of ``training.max_minutes``), ``training.preempted_exit_code`` after a signal.
+
+    Raises:
+      UserError: for mistakes in config or data, and for a loss that is not finite.
+    """
+    select_platform(config.mesh.platform)
+    mesh = make_mesh(config.mesh)
+    workdirs.prepare(workdir, config)
+    workdirs.log_to(workdir)
+    with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXES), StopSignals() as signals:
+        trainer = Trainer(config, workdir, mesh, signals)
+        try:
+            return trainer.run()
+        finally:
+            trainer.close()
+
+
+class Trainer:
+    """A run: its task, its state, its checkpoints, its log, and the loop over its steps."""
+
+    def __init__(self, config: Config, workdir: Path, mesh: jax.sharding.Mesh, signals: StopSignals):
+        training = config.training
+        self.config, self.mesh, self.signals = config, mesh, signals
+        self.checkpoints = open_checkpoints(workdir, config)
+        self.task = make_task(config, workdir if self.checkpoints.steps() else None)
+        self.task.save_assets(workdir)
+        self.fingerprints = {"data": self.task.data_fingerprint(), "assets": self.task.assets_fingerprint()}
+        self.schedule = make_schedule(training, config.model.d_model)
+        self.optimizer = make_optimizer(training, self.schedule)
+        self.state, self.seconds = self._restore_or_init()
+        self.step = int(self.state.step)
+        self.metrics = MetricsLog(workdir, self.step)
+        step = make_train_step(
+            self.task,
+            self.optimizer,
+            seed=config.seed,
+            accumulation_steps=training.accumulation_steps,
+            ema_decay=training.ema_decay,
+        )
+        places = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        self.train_step = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
+        self.healthy: Any = jnp.array(True)
+        self.interval = Interval()
+        self.shapes: set[Any] = set()
+
+    def run(self) -> int:
+        """Every step that is left, with what is due after it; gives the exit code."""
+        training = self.config.training
+        started = time.monotonic()
+        stop = False
+        if self.step and self._evaluation_is_due() and self.checkpoints.metric(self.step) is None:
+            stop = not self._evaluate()  # the run ended between this checkpoint and its evaluation
+        batches = self._batches()
+        while self.step < training.num_steps and not stop:
+            since = time.monotonic()
+            batch = next(batches)
+            self.interval.add("data", since)
+            self._update(batch)
+
+            stop = self.signals.received
+            if training.max_minutes is not None and time.monotonic() - started > 60 * training.max_minutes:
+                stop = True
+            last = stop or self.step == training.num_steps
+            if last or self.step % training.log_every == 0:
+                self._report()
+            if last or self.step % training.checkpoint_every == 0 or self._evaluation_is_due():
+                self._save()
+            if self._evaluation_is_due() and not stop:
+                stop = not self._evaluate()
+        self.checkpoints.wait()
+        if self.step == training.num_steps:
+            logger.info("finished at step %d, after %.1f minutes of training", self.step, self.seconds / 60)
+            return 0
+        logger.info("stopped at step %d of %d; the same command goes on from there", self.step, training.num_steps)
+        return training.preempted_exit_code if self.signals.received else 0
+
+    def close(self) -> None:
+        self.checkpoints.close()
+        self.metrics.close()
+
+    def _restore_or_init(self) -> tuple[TrainState, float]:
+        """The state to go on from, and the seconds of training that it took."""
+        training = self.config.training
+        abstract = abstract_state(self.task, self.optimizer, training.ema_decay is not None, self.mesh)
+        number = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract.params))
+        logger.info("%s parameters on %d %s device(s)", f"{number:,}", self.mesh.size, self.mesh.devices.flat[0].platform)
+        items = {"params": abstract.params, "state": {"step": abstract.step, "optimizer": abstract.optimizer}}
+        if abstract.ema is not None:
+            items["ema"] = abstract.ema
+        restored = self.checkpoints.restore(items)
+        if restored is None:
+            params = None
+            if training.initialize_from is not None:
+                params, _ = read_params(Path(training.initialize_from), self.config, self.task, "latest", "raw")
+                logger.info("starting from the parameters in %s", training.initialize_from)
+            return init_state(self.task, self.optimizer, abstract, self.config.seed, params), 0.0
+        for name, found in self.fingerprints.items():
+            if restored.metadata[f"{name}_fingerprint"] != found:
+                what = "training data" if name == "data" else "tokenizer"
+                raise UserError(
+                    f"the {what} is not what checkpoint {restored.step} in {self.checkpoints.folder} was trained with; "
+                    "put it back or use another --workdir"
+                )
+        logger.info("going on from step %d in %s", restored.step, self.checkpoints.folder)
+        saved = restored.items
+        state = TrainState(saved["state"]["step"], saved["params"], saved["state"]["optimizer"], saved.get("ema"))
+        return state, restored.metadata["seconds"]
+
+    def _batches(self) -> Iterator[Any]:
+        """The batches of the steps that are left, built ahead."""
+        training = self.config.training
+        make = self.task.batch
+        if training.overfit_one_batch:
+            logger.warning("training.overfit_one_batch: every step sees batch 0")
+            make = lambda step: self.task.batch(0)  # noqa: E731
+        batches = prefetch(make, self.step, training.num_steps, self.config.data.prefetch_batches)
+        return progress(
+            batches, "training", training.num_steps, unit="step", done=self.step, plain_lines=False
+        )
+
+    def _update(self, batch: Any) -> None:
+        """One step; its loss is looked at one step later, so that the device need not wait for the host."""
+        placed = place_batch(self.mesh, batch, self.config.training.accumulation_steps)
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(placed))
+        since = time.monotonic()
+        self.state, sums = self.train_step(self.state, placed, self.healthy)
+        previous, self.healthy = self.healthy, sums["finite"][0]
+        if shapes in self.shapes:
+            self._require_finite(previous)
+            self.interval.count(sums, self.task.work(batch))
+        else:
+            self._require_finite(self.healthy)
+            self.shapes.add(shapes)
+            self.interval.count(sums, {})
+            self.interval.add("compile", since)
+            named = " and ".join(" x ".join(map(str, shape)) for shape in sorted(set(shapes)))
+            logger.info("compiled the step for batches of %s in %.1f s", named, time.monotonic() - since)
+        self.step += 1
+
+    def _require_finite(self, healthy: Any) -> None:
+        if bool(healthy):
+            return
+        step = int(self.state.step)  # nothing was changed from the bad step on
+        batch = self.task.batch(0 if self.config.training.overfit_one_batch else step)
+        parts = self.config.training.accumulation_steps
+        placed = place_batch(self.mesh, batch, parts)
+        name = first_non_finite(self.task, self.state, placed, self.config.seed, parts)
+        self.checkpoints.wait()
+        raise UserError(
+            f"step {step}: the loss is not finite; the first bad tensor is {name}. The newest checkpoint is from step "
+            f"{max(self.checkpoints.steps(), default='none')}. Lower training.learning_rate, lengthen "
+            "training.warmup_steps, or set training.gradient_clip"
+        )
+
+    def _report(self) -> None:
+        """Log what the steps since the last report came to."""
+        self._require_finite(self.healthy)
+        since = time.monotonic()
+        values = {
+            **self.interval.values(self.mesh),
+            "learning_rate": float(self.schedule(self.step - 1)),
+            "epoch": self.step / self.task.steps_per_epoch(),
+        }
+        self.seconds += self.interval.elapsed()
+        values["minutes"] = self.seconds / 60
+        self.metrics.write(self.step, values)
+        shown = (f"{name} {values[name]:.4g}" for name in SHOWN if name in values)
+        logger.info("step %d: %s", self.step, ", ".join(shown))
+        self.interval = Interval()
+        self.interval.add("log", since)
+
+    def _save(self) -> None:
+        self._require_finite(self.healthy)
+        since = time.monotonic()
+        metadata = {
+            **{f"{name}_fingerprint": found for name, found in self.fingerprints.items()},
+            "seconds": self.seconds + self.interval.elapsed(),
+        }
+        state = {"step": self.state.step, "optimizer": self.state.optimizer}
+        self.checkpoints.save(self.step, self.state.params, state, ema=self.state.ema, metadata=metadata)
+        self.interval.add("save", since)
+
+    def _evaluation_is_due(self) -> bool:
+        training = self.config.training
+        return self.step % training.evaluate_every == 0 or self.step == training.num_steps
+
+    def _evaluate(self) -> bool:
+        """Scores of the validation split; False if a signal came in the midst of it."""
+        since = time.monotonic()
+        weights = self.state.params if self.state.ema is None else self.state.ema
+        try:
+            with self.signals.interruptible():
+                scores = self.task.evaluate(weights, "validation", during_training=True)
+        except Preempted:
+            return False
+        finally:
+            self.interval.leave_out(time.monotonic() - since)
+        numbers = {f"validation_{name}": value for name, value in scores.items() if isinstance(value, (int, float))}
+        self.metrics.write(self.step, numbers)
+        metric = self.config.training.best_metric
+        if metric not in scores:
+            raise UserError(f"training.best_metric={metric} is not one of {', '.join(scores)}")
+        self.checkpoints.set_metric(self.step, scores[metric])
+        best = " (the best so far)" if self.checkpoints.best() == self.step else ""
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if isinstance(value, float))
+        logger.info("step %d: validation: %s%s", self.step, shown, best)
+        return True
+
+
+SHOWN = ("loss", "nll_per_token", "accuracy", "learning_rate", "gradient_norm", "target_tokens_per_second", "epoch")
+"""Of a report's numbers, those that are printed."""
+
+
+class Interval:
+    """What the steps since the last report add up to, and where the host's time went."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._seconds = {"data": 0.0, "save": 0.0, "log": 0.0, "compile": 0.0}
+        self._sums: list[Any] = []
+        self._work: dict[str, float] = {}
+
+    def add(self, part: str, since: float) -> None:
+        """The time from ``since`` until now went into a part that is not the step."""
+        self._seconds[part] += time.monotonic() - since
+
+    def leave_out(self, seconds: float) -> None:
+        """As if the time had not passed."""
+        self._start += seconds
+
+    def count(self, sums: Any, work: Mapping[str, float]) -> None:
+        """A step; no work is counted for one whose time went into compiling."""
+        self._sums.append(sums)
+        for name, value in work.items():
+            self._work[name] = self._work.get(name, 0.0) + value
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    def values(self, mesh: jax.sharding.Mesh) -> dict[str, float]:
+        """Means weighted by tokens over all steps; rates over the time without compiling."""
+        sums = jax.device_get(self._sums)
+        values = {}
+        for name in sums[0]:
+            total, count = (np.sum([pairs[name][i] for pairs in sums], dtype=np.float64) for i in (0, 1))
+            values[name] = float(total / max(count, 1))
+        del values["finite"]
+        values["nll_per_token"] = values.pop("nll")
+        values["perplexity"] = float(np.exp(values["nll_per_token"]))
+        elapsed = self.elapsed()
+        seconds = elapsed - self._seconds["compile"]
+        outside = sum(self._seconds[part] for part in ("data", "save", "log"))
+        values["share_outside_step"] = outside / elapsed
+        values["seconds_compiling"] = self._seconds["compile"]
+        work = dict(self._work)
+        if work:
+            tokens = sum(value for name, value in work.items() if name.endswith("_tokens"))
+            values["padding_share"] = 1 - tokens / work.pop("positions")
+            values |= {f"{name}_per_second": value / seconds for name, value in work.items()}
+            peak = peak_flops(mesh.devices.flat[0])
+            if peak is not None:
+                values["mfu"] = values["flops_per_second"] / (peak * mesh.size)
+        return values
