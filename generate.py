@@ -20,7 +20,7 @@ from absl import flags
 from transformer import commands
 from transformer.types import Candidate, UserError
 
-WORKDIR = flags.DEFINE_string("workdir", None, "the folder of a run that train.py made")
+WORKDIR = flags.DEFINE_string("workdir", None, "the folder of a run that train.py made", required=True)
 CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "latest, best, a step, or average:N")
 WEIGHTS = flags.DEFINE_string("weights", "raw", "raw, or ema for their moving average")
 INPUT = flags.DEFINE_string("input", None, "a file, plain or .gz; default: standard input")
@@ -90,4 +90,4 @@ def open_output() -> Iterator[IO[str]]:
 
 
 if __name__ == "__main__":
-    commands.run(main, required=("workdir",))
+    commands.run(main)

@@ -12,18 +12,20 @@ from absl import flags
 from ml_collections import config_flags
 
 from transformer import commands
-from transformer.config import from_config_dict
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "the experiment; --config.SECTION.KEY=VALUE overrides a key")
-WORKDIR = flags.DEFINE_string("workdir", None, "the folder of the run: config, tokenizer, checkpoints, metrics, log")
+flags.mark_flag_as_required("config")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "the folder of the run: config, tokenizer, checkpoints, metrics, log", required=True
+)
 
 
 def main() -> int:
-    config = from_config_dict(CONFIG.value)  # before JAX is imported: mistakes show at once
+    config = commands.read_config(CONFIG)  # before JAX is imported: mistakes show at once
     from transformer.training.trainer import train
 
     return train(config, Path(WORKDIR.value))
 
 
 if __name__ == "__main__":
-    commands.run(main, required=("config", "workdir"))
+    commands.run(main)

@@ -12,7 +12,7 @@ from transformer.config import default_config
 
 def get_config() -> ConfigDict:
     config = default_config()
-    config.data.vocab_size = 1_000
+    config.data.vocab_size = 600
     config.data.tokens_per_batch = 2_048
     config.data.max_source_length = 64
     config.data.max_target_length = 64

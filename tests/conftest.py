@@ -3,8 +3,8 @@
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# The tests compile hundreds of tiny programs; effort spent on optimising them is lost.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(os.path.expanduser("~"), ".cache", "transformer-tests"))
+# The tests compile hundreds of programs that run for milliseconds: effort spent on optimising them is lost.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 from hypothesis import HealthCheck, settings
 

@@ -1,15 +1,15 @@
 """Transformers in JAX: attention, stacks, training and decoding, small enough to read.
 
-    import transformer
-    run = transformer.load("runs/demo")
-    run.predict(["twenty-one"])
+import transformer
+run = transformer.load("runs/demo")
+run.predict(["twenty-one"])
 """
 
 from typing import Any
 
 
 def load(*arguments: Any, **options: Any) -> Any:
-    """The model of a workdir, its parameters, its tokenizer and ``predict``: see ``transformer.training.loading.load``."""
+    """Model, parameters, tokenizer and ``predict`` of a workdir: see ``transformer.training.loading.load``."""
     from transformer.training.loading import load  # JAX is imported when it is needed
 
     return load(*arguments, **options)

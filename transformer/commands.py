@@ -4,7 +4,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import absl.logging
@@ -19,13 +20,8 @@ USER_ERROR_EXIT_CODE = 2
 ConfigFlag = flags.FlagHolder[Any]
 
 
-def run(main: Callable[[], int | None], *, required: Sequence[str] = ()) -> None:
-    """Parse the flags, call ``main``, exit with what it gives (None is 0).
-
-    Args:
-      main: reads its flags itself.
-      required: flags that must be given.
-    """
+def run(main: Callable[[], int | None]) -> None:
+    """Parse the flags, call ``main``, which reads them, and exit with what it gives (None is 0)."""
     handler = ProgressHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("transformer")
@@ -36,7 +32,7 @@ def run(main: Callable[[], int | None], *, required: Sequence[str] = ()) -> None
 
     def parse(arguments: list[str]) -> list[str]:
         with mistakes_shown():
-            return parse_flags(arguments, required)
+            return parse_flags(arguments)
 
     def call(arguments: list[str]) -> None:
         with mistakes_shown():
@@ -61,7 +57,7 @@ class mistakes_shown:
             sys.exit(1)
 
 
-def parse_flags(arguments: list[str], required: Sequence[str] = ()) -> list[str]:
+def parse_flags(arguments: list[str]) -> list[str]:
     """Set the flags from the command line.
 
     Raises:
@@ -73,18 +69,38 @@ def parse_flags(arguments: list[str], required: Sequence[str] = ()) -> list[str]
         if found and found[1] not in keys:
             raise UserError(f"unknown config key {found[1]}{nearest(found[1], keys)}")
     try:
-        rest = flags.FLAGS(arguments)
+        return flags.FLAGS(arguments)
     except flags.Error as error:
         raise UserError(str(error)) from None
-    except (OSError, AttributeError, TypeError) as error:
-        # From a config file: it is not there, or sets a key that is not there or to a wrong type.
-        if isinstance(error, OSError) or "config" in str(error).lower() or "override" in str(error):
-            raise UserError(" ".join(re.sub(r"Other fields present: .*", "", str(error)).split())) from error
-        raise
-    for name in required:
-        if flags.FLAGS[name].value is None:
-            raise UserError(f"--{name} is missing; see --help")
-    return rest
+    except (AttributeError, TypeError) as error:
+        raise _in_config_file(error) from error
+
+
+def read_config(flag: ConfigFlag) -> Config:
+    """The config of a file, with what the command line overrides, checked.
+
+    Raises:
+      UserError: if the file is not there, or sets a key that is not there or to a wrong type.
+    """
+    path = config_flags.get_config_filename(flags.FLAGS[flag.name])
+    if not Path(path.partition(":")[0]).is_file():
+        raise UserError(f"--config={path}: there is no such file")
+    try:
+        return from_config_dict(flag.value)
+    except (AttributeError, TypeError) as error:
+        raise _in_config_file(error) from error
+
+
+def _in_config_file(error: Exception) -> Exception:
+    """A ConfigDict's complaint in one line; other errors of a config file's code stay as they are."""
+    message = str(error)
+    if "config is locked" not in message and "Could not override field" not in message:
+        return error
+    key = re.search(r'Key "(\w+)" does not exist', message)
+    if key:
+        names = [name.rpartition(".")[2] for name, _ in flatten(Config())]
+        return UserError(f"--config: there is no key {key[1]}{nearest(key[1], names)}")
+    return UserError(f"--config: {message}")
 
 
 def define_overrides() -> ConfigFlag:
@@ -101,6 +117,8 @@ def override(config: Config, flag: ConfigFlag) -> Config:
     values = to_config_dict(config)
     for key, value in config_flags.get_override_values(flags.FLAGS[flag.name]).items():
         if not any(key == name or key.startswith(name + ".") for name in HARMLESS_KEYS):
-            raise UserError(f"{key} belongs to the run and cannot be overridden here; what can: {', '.join(HARMLESS_KEYS)}")
+            raise UserError(
+                f"{key} belongs to the run and cannot be overridden here; what can: {', '.join(HARMLESS_KEYS)}"
+            )
         values.update_from_flattened_dict({key: value})
     return from_config_dict(values)

@@ -126,4 +126,3 @@ class Task(Protocol):
     def save_assets(self, workdir: Path) -> None:
         """Write into the workdir what prediction will need beside parameters and config: the tokenizer."""
         ...
-

@@ -159,6 +159,24 @@ def test_packed_rows_keep_their_pairs_over_epochs():
     assert all(len(np.unique(layout.rows)) == layout.shape[0] for layout in layouts[:-1])
 
 
+@pytest.mark.parametrize(("num_pairs", "pairs_per_lane"), [(397, 7), (401, 101), (13, 3)])
+def test_pairs_packed_in_many_lanes_all_come_once(monkeypatch, num_pairs, pairs_per_lane):
+    monkeypatch.setattr(batching, "MIN_PAIRS_PER_LANE", pairs_per_lane)
+    monkeypatch.setattr(batching, "WAITING_PAIRS", 11)
+    source, target = random_lengths(num_pairs, low=2, high=19)
+    packed, row_starts = batching.pack(np.arange(num_pairs, dtype=np.int32), source, target, (23, 29), seed=0)
+    assert sorted(packed) == list(range(num_pairs))
+    assert row_starts[0] == 0 and row_starts[-1] == num_pairs and (np.diff(row_starts) > 0).all()
+    assert np.add.reduceat(source[packed], row_starts[:-1]).max() <= 23
+    assert np.add.reduceat(target[packed], row_starts[:-1]).max() <= 29
+
+
+def test_a_pair_longer_than_a_row_cannot_be_packed():
+    lengths = np.array([5, 24, 7], np.int32)
+    with pytest.raises(ValueError, match="longer than a row"):
+        batching.pack(np.arange(3, dtype=np.int32), lengths, lengths, (24, 23), seed=0)
+
+
 @pytest.mark.parametrize("max_length", [63, 64, 127, 16384])
 def test_lengths_at_the_edge_of_a_number_type_are_packed(max_length):
     lengths = np.array([max_length, max_length - 1, 2, max_length, 2] * 3, np.int32)

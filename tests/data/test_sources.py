@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from tests.shared_data import shared_data
 from transformer.config import DataConfig
 from transformer.data import phrases
-from transformer.data.sources import cache_folder, decode_lines, make_source, read_lines, read_pairs
+from transformer.data.sources import (
+    PairList,
+    ParallelSource,
+    cache_folder,
+    decode_lines,
+    escape_newlines,
+    make_source,
+    read_lines,
+    read_pairs,
+)
 from transformer.types import UserError
 
 TRAPS = "a\x85b \u2028 c\x0bd\x0ce\x1cf\u2029\tg \r h \ufeff 😀 שלום  "
@@ -219,6 +228,18 @@ def test_phrases_as_a_source():
     assert len(fingerprints) == 4 and source.fingerprint_of("train") in fingerprints
     assert "from en" in user_error(make_source, dataclasses.replace(config, source_language="de"), 0)
     assert "validation" in user_error(source.size, "news")
+
+
+def test_pairs_at_hand_are_a_source_with_the_fingerprint_of_the_same_file(corpus):
+    source = make_source(corpus, 0)
+    given = PairList(list(source.pairs("train")))
+    assert isinstance(given, ParallelSource)
+    assert list(given.pairs("any")) == list(source.pairs("train")) and given.size("any") == source.size("train")
+    assert given.fingerprint_of("any") == source.fingerprint_of("train") and given.repeats("any") is None
+
+
+def test_a_newline_in_an_output_does_not_end_its_line():
+    assert escape_newlines("one\ntwo\x85") == "one\\ntwo\x85"
 
 
 def test_cache_folder(monkeypatch, tmp_path):

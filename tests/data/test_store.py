@@ -124,12 +124,20 @@ def test_a_damaged_store_is_made_again_with_a_warning(tmp_path, caplog, name, da
     data = path.read_bytes()
     path.unlink()
     if damage != "gone":
-        path.write_bytes({"cut": data[:-1], "grown": data + b"x", "emptied": b""}[damage])
+        path.write_bytes({"cut": data[:-1], "grown": data + bytes(8), "emptied": b""}[damage])
     source = ListSource(SMALL)
     store = open_store(source, "train", TOKENIZERS, tmp_path)
     assert source.reads == 1 and "damaged" in caplog.text
     assert [store.target(index).tolist() for index in range(3)] == [[17, 5], [19, 23, 29, 5], [5]]
     assert path.read_bytes() == data
+
+
+def test_offsets_that_never_reached_the_disk_are_seen(tmp_path, caplog):
+    open_store(ListSource(SMALL), "train", TOKENIZERS, tmp_path)
+    (path,) = tmp_path.glob("train-*/target.offsets")
+    path.write_bytes(bytes(path.stat().st_size))
+    assert open_store(ListSource(SMALL), "train", TOKENIZERS, tmp_path).target(0).tolist() == [17, 5]
+    assert "damaged" in caplog.text
 
 
 def test_what_a_killed_process_left_does_no_harm(tmp_path):

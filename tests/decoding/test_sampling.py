@@ -19,7 +19,7 @@ from tests.decoding.table_model import (
     step,
     teacher_forced,
 )
-from transformer.decoding.sampling import greedy, sample
+from transformer.decoding.sampling import _nucleus, greedy, sample
 from transformer.types import UserError
 
 BATCH = 5
@@ -168,6 +168,19 @@ def test_one_token_left_is_greedy():
     for options in (dict(top_k=1), dict(top_p=1e-6)):
         for drawn, expected in zip(draw(table, 0, range(BATCH), [11] * BATCH, **options), best, strict=True):
             np.testing.assert_array_equal(drawn, np.repeat(expected, 3, axis=1))
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.125, 0.3, 0.625, 0.8, 0.999])
+@pytest.mark.parametrize("weights", [[1] * 8, [1, 1, 1, 1, 4, 4, 4], [0, 1, 0], [1], [0, 0]])
+def test_of_equal_tokens_the_first_make_the_smallest_set(top_p, weights):
+    with np.errstate(divide="ignore"):
+        log_probs = np.log(np.array(weights, np.float32))
+    kept = nucleus(log_probs[None, None], top_p)[0, 0] > -np.inf
+    expected = allowed(log_probs, 1.0, 0, top_p) if any(weights) else []
+    assert np.flatnonzero(kept).tolist() == sorted(expected)
+
+
+nucleus = jit(_nucleus, static_argnums=1)
 
 
 def test_keeping_all_tokens_is_plain_sampling():

@@ -79,11 +79,19 @@ def test_padding_never_reaches_an_output_or_a_gradient(implementation, poison, m
     mask = MASKS[mask]
     present_T = np.array([[any(oracle.sees(mask, b, t, s) for s in range(S)) for t in range(T)] for b in range(B)])
     present_S = np.array([[any(oracle.sees(mask, b, t, s) for t in range(T)) for s in range(S)] for b in range(B)])
-    padding_S = np.asarray(mask.key_lengths)[:, None] <= np.arange(S) if mask.key_lengths is not None else (
-        np.asarray(mask.key_segment_ids) == 0 if mask.key_segment_ids is not None else np.asarray(mask.key_positions) < 0
+    padding_S = (
+        np.asarray(mask.key_lengths)[:, None] <= np.arange(S)
+        if mask.key_lengths is not None
+        else (
+            np.asarray(mask.key_segment_ids) == 0
+            if mask.key_segment_ids is not None
+            else np.asarray(mask.key_positions) < 0
+        )
     )
-    padding_T = np.asarray(mask.query_lengths)[:, None] <= np.arange(T) if mask.query_lengths is not None else (
-        np.asarray(mask.query_segment_ids) == 0 if mask.query_segment_ids is not None else np.zeros((B, T), bool)
+    padding_T = (
+        np.asarray(mask.query_lengths)[:, None] <= np.arange(T)
+        if mask.query_lengths is not None
+        else (np.asarray(mask.query_segment_ids) == 0 if mask.query_segment_ids is not None else np.zeros((B, T), bool))
     )
 
     @jax.jit
@@ -118,7 +126,7 @@ def test_a_row_that_sees_nothing_gives_zeros(implementation, dtype):
 
 def test_an_unknown_implementation_and_heads_that_do_not_group_are_errors():
     query, key, value = arrays(6)
-    with pytest.raises(UserError, match="model.attention_implementation=dens is not one of .*did you mean dense"):
+    with pytest.raises(UserError, match=r"model.attention_implementation=dens is not one of .*did you mean dense"):
         attend(query, key, value, AttentionMask(), implementation="dens")
     with pytest.raises(ValueError, match="6 query heads do not group over 4"):
         attend(query, jnp.zeros((B, S, 4, K)), jnp.zeros((B, S, 4, K)), AttentionMask())

@@ -10,13 +10,15 @@ must be the same bit for bit. Exit code: 0 if they are, else 1.
 """
 
 import argparse
+import contextlib
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,35 +89,43 @@ class Run:
             *(*options, f"--config.data.cache_directory={workdir / 'cache'}"),
         ]
 
-    def start(self) -> subprocess.Popen:
+    @contextlib.contextmanager
+    def started(self) -> Iterator[subprocess.Popen]:
+        """The process; it does not outlive the block."""
         self._clean.unlink(missing_ok=True)
         with open(self._log, "ab") as log:
-            return subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
+            process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
     def finish(self) -> Pace:
         """Start it and let it come to its end."""
         begin = first = time.monotonic()
-        process = self.start()
-        while process.poll() is None:
-            if first == begin and (self.steps_logged() or self.save_under_way()):
-                first = time.monotonic()
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        if process.returncode:
-            sys.exit(f"train.py ended with exit code {process.returncode}; see the end of {self._log}")
+        with self.started() as process:
+            while process.poll() is None:
+                if first == begin and (self.steps_logged() or self.save_under_way()):
+                    first = time.monotonic()
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        self._require(process.returncode == 0, process)
         return Pace(first - begin, time.monotonic() - first)
 
     def kill(self, wait: float | str) -> bool:
         """Start it and kill it after so many seconds, or in the phase of a save; False if it ended before that."""
         begin = time.monotonic()
-        process = self.start()
-        while process.poll() is None:
-            if self.save_under_way()[:1] == [wait] if isinstance(wait, str) else time.monotonic() - begin > wait:
-                process.kill()
-                break
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        if process.wait() > 0:
+        with self.started() as process:
+            while process.poll() is None:
+                if self.save_under_way()[:1] == [wait] if isinstance(wait, str) else time.monotonic() - begin > wait:
+                    break
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        self._require(process.returncode in (0, -signal.SIGKILL), process)
+        return process.returncode != 0
+
+    def _require(self, well: bool, process: subprocess.Popen) -> None:
+        if not well:
             sys.exit(f"train.py ended with exit code {process.returncode}; see the end of {self._log}")
-        return process.returncode < 0
 
     def save_under_way(self) -> list[Any]:
         """The phase and the step of a save that is not complete; empty if there is none."""
@@ -225,6 +235,7 @@ def compare(folder: Path, options: Sequence[str], *, kills: int, seed: int, slow
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # and end what was started
     parser = argparse.ArgumentParser(description="Kill and resume training, and compare with an uninterrupted run.")
     parser.add_argument("--config", required=True, help="the experiment")
     parser.add_argument("--folder", type=Path, help="for both workdirs, must be new; default: a temporary one")

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -92,11 +93,12 @@ def test_every_kind_of_leaf_comes_back_bit_for_bit(tmp_path):
         assert isinstance(after, type(before))
 
 
-def test_a_scalar_of_numpy_keeps_its_dtype(tmp_path):
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16, np.int8])
+def test_a_scalar_of_numpy_keeps_its_dtype(tmp_path, kind):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, some_params(), {"scale": np.float16(0.1)}, metadata={})
-    target = {"state": {"scale": jax.ShapeDtypeStruct((), jnp.float16)}}
-    assert_same(checkpoints.restore(target).items["state"], {"scale": np.float16(0.1)})
+    checkpoints.save(1, some_params(), {"scale": kind(0.1)}, metadata={})
+    target = {"state": {"scale": jax.ShapeDtypeStruct((), kind)}}
+    assert_same(checkpoints.restore(target).items["state"], {"scale": kind(0.1)})
 
 
 def test_only_what_is_asked_for_is_read(tmp_path):
@@ -413,6 +415,8 @@ def test_a_full_disk_is_said_and_harms_nothing(tmp_path):
             save(checkpoints, 5)
         (tmp_path / "filler").unlink()
         assert checkpoints.steps() == [1, 4] and checkpoints.restore(target_of(some_params())).step == 4
+        save(checkpoints, 6)
+        assert checkpoints.steps() == [1, 4, 6]
         checkpoints.close()
     finally:
         subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)

@@ -79,10 +79,6 @@ class FileSource:
         for stem in config.train:
             self._files(stem)
 
-    @property
-    def fingerprint(self) -> str:
-        return self.fingerprint_of("train")
-
     def fingerprint_of(self, split: str) -> str:
         return self._scan(split)[0]
 
@@ -165,10 +161,6 @@ class PhraseSource:
         self._seed = seed
         self._splits: dict[str, list[phrases.Phrase]] = {}
 
-    @property
-    def fingerprint(self) -> str:
-        return self.fingerprint_of("train")
-
     def fingerprint_of(self, split: str) -> str:
         return _digest(self.pairs(split))
 
@@ -198,12 +190,8 @@ class PairList:
     def __init__(self, pairs: Sequence[tuple[str, str]]):
         self._pairs = pairs
 
-    @property
-    def fingerprint(self) -> str:
-        return _digest(self._pairs)
-
     def fingerprint_of(self, split: str) -> str:
-        return self.fingerprint
+        return _digest(self._pairs)
 
     def size(self, split: str) -> int:
         return len(self._pairs)

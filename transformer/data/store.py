@@ -155,7 +155,7 @@ def _open_side(folder: pathlib.Path, name: str, pairs: int, tokens: int, dtype: 
         if path.stat().st_size != size * kind.itemsize:
             raise ValueError(f"{path} has {path.stat().st_size} bytes, not {size * kind.itemsize}")
         arrays.append(np.asarray(np.memmap(path, kind, mode="r")))  # a plain view: memmap's own indexing is slow
-    if arrays[1][0] != 0 or arrays[1][-1] != tokens:
+    if arrays[1][-1] != tokens:
         raise ValueError(f"{folder / name}.offsets does not fit {name}.tokens")
     return Tokens(*arrays)
 

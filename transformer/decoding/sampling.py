@@ -92,9 +92,9 @@ def sample(
         noise_BWV = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(jax.random.fold_in(key, index), (vocab_size,))))(
             keys_BW
         )
-        if top_k == 0 and top_p == 1:
-            return k_largest(log_probs_BWV / temperature + noise_BWV, 1)[1][..., 0]
-        log_probs_BWK, tokens_BWK = k_largest(log_probs_BWV, min(top_k or vocab_size, vocab_size))
+        if top_k == 0:
+            return k_largest(_nucleus(log_probs_BWV / temperature, top_p) + noise_BWV, 1)[1][..., 0]
+        log_probs_BWK, tokens_BWK = k_largest(log_probs_BWV, min(top_k, vocab_size))
         log_probs_BWK = _nucleus(log_probs_BWK / temperature, top_p)
         drawn_BW = jnp.argmax(log_probs_BWK + jnp.take_along_axis(noise_BWV, tokens_BWK, axis=-1), axis=-1)
         return jnp.take_along_axis(tokens_BWK, drawn_BW[..., None], axis=-1)[..., 0]
@@ -103,12 +103,33 @@ def sample(
 
 
 def _nucleus(log_probs_BWK: Float[Array, "B W K"], top_p: float) -> Float[Array, "B W K"]:
-    """-inf for what follows the first so many that together have a share of ``top_p``. Sorted, not normalised."""
+    """-inf outside the smallest set with a share of at least ``top_p``; of equal ones the first belong to it.
+
+    The smallest share in the set is found by bisection, since sorting 8,000 tokens takes 3 ms a row on a CPU. The bits
+    of floats from 0 up, read as integers, are in the order of the floats.
+    """
     if top_p == 1:
         return log_probs_BWK
     shares_BWK = jax.nn.softmax(log_probs_BWK)
-    before_BWK = jnp.cumsum(shares_BWK, axis=-1) - shares_BWK
-    return jnp.where(before_BWK < top_p, log_probs_BWK, -jnp.inf)
+    bits_BWK = lax.bitcast_convert_type(shares_BWK, jnp.int32)
+
+    def share_from(least_BW1: Array) -> Array:
+        return jnp.sum(jnp.where(bits_BWK >= least_BW1, shares_BWK, 0.0), axis=-1, keepdims=True)
+
+    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        enough_BW1, too_high_BW1 = bounds
+        middle_BW1 = enough_BW1 + (too_high_BW1 - enough_BW1) // 2
+        is_enough_BW1 = share_from(middle_BW1) >= top_p
+        return jnp.where(is_enough_BW1, middle_BW1, enough_BW1), jnp.where(is_enough_BW1, too_high_BW1, middle_BW1)
+
+    lowest_BW1 = jnp.zeros_like(bits_BWK[..., :1])
+    bits_of_two = 2**30
+    least_BW1, _ = lax.fori_loop(0, 30, halve, (lowest_BW1, jnp.full_like(lowest_BW1, bits_of_two)))
+    smallest_BW1 = jnp.maximum(lax.bitcast_convert_type(least_BW1, jnp.float32), jnp.finfo(jnp.float32).tiny)
+    equals_BWK = bits_BWK == least_BW1
+    equals_needed_BW1 = jnp.ceil((top_p - share_from(least_BW1 + 1)) / smallest_BW1)
+    kept_BWK = (bits_BWK > least_BW1) | (equals_BWK & (jnp.cumsum(equals_BWK, axis=-1) <= equals_needed_BW1))
+    return jnp.where(kept_BWK, log_probs_BWK, -jnp.inf)
 
 
 class _Generation(NamedTuple):

@@ -23,7 +23,7 @@ class TokenEmbedding(nn.Module):
         initializer = nn.with_logical_partitioning(
             nn.initializers.normal(self.d_model**-0.5), ("vocabulary", "embedding")
         )
-        self.embedding = self.param("embedding", initializer, (self.vocab_size, self.d_model), jnp.float32)
+        self.embedding: Any = self.param("embedding", initializer, (self.vocab_size, self.d_model), jnp.float32)
 
     def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Vectors of tokens. Ids outside the vocabulary give NaN: the data is checked when it is read."""

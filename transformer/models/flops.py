@@ -17,13 +17,13 @@ def seq2seq_forward_flops(
     width = config.num_heads * (config.head_dim or D // config.num_heads)
     B, S, T = batch_size, source_length, target_length
 
-    def attention(queries: int, keys: int) -> float:
+    def attention(queries: int, keys: int) -> int:
         projections = 2 * queries * D * width + 2 * keys * D * width  # query and output; key and value
         return B * 2 * (projections + 2 * queries * keys * width)
 
-    def feed_forward(tokens: int) -> float:
+    def feed_forward(tokens: int) -> int:
         return B * 2 * tokens * 2 * D * F
 
     encoder = config.num_encoder_layers * (attention(S, S) + feed_forward(S))
     decoder = config.num_decoder_layers * (attention(T, T) + attention(T, S) + feed_forward(T))
-    return encoder + decoder + B * 2 * T * D * target_vocab_size
+    return float(encoder + decoder + B * 2 * T * D * target_vocab_size)

@@ -31,11 +31,11 @@ class Linear(nn.Module):
         initializer = nn.initializers.variance_scaling(
             1.0, "fan_avg", "uniform", range(num_inputs), range(num_inputs, len(shape))
         )
-        kernel = self.param("kernel", nn.with_logical_partitioning(initializer, self.axes), shape, jnp.float32)
+        kernel: Any = self.param("kernel", nn.with_logical_partitioning(initializer, self.axes), shape, jnp.float32)
         rows = x.astype(self.dtype).reshape(-1, math.prod(self.inputs))
         result = rows @ kernel.astype(self.dtype).reshape(math.prod(self.inputs), math.prod(self.outputs))
         if self.use_bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), self.axes[num_inputs:])
-            bias = self.param("bias", zeros, self.outputs, jnp.float32)
+            bias: Any = self.param("bias", zeros, self.outputs, jnp.float32)
             result = result + bias.astype(self.dtype).reshape(-1)
         return result.reshape(*x.shape[: x.ndim - num_inputs], *self.outputs)

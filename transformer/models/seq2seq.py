@@ -1,5 +1,6 @@
 """The encoder-decoder model of 2017."""
 
+import dataclasses
 from typing import Any, NamedTuple, Optional
 
 import flax.linen as nn
@@ -124,7 +125,7 @@ class Seq2Seq(nn.Module):
             if positions_BT is None:
                 raise ValueError("decoding with a cache needs the positions of its tokens")
             cache, slot = caches.reserve(cache, positions_BT)
-            self_mask = self_mask.replace(query_positions=positions_BT, key_positions=cache.positions)
+            self_mask = dataclasses.replace(self_mask, query_positions=positions_BT, key_positions=cache.positions)
         x_BTD, cache = self.decoder(
             x_BTD, tuple(source), self_mask, cross_mask, cache=cache, slot=slot, deterministic=deterministic
         )

@@ -62,7 +62,7 @@ class Decoder(nn.Module):
         slot: Optional[Any] = None,
         deterministic: bool,
     ) -> tuple[Float[Array, "B T D"], Optional[caches.Cache]]:
-        """Decode T tokens a row; with a cache, whose slots from ``slot`` on were reserved for them, after those in it."""
+        """Decode T tokens a row; with a cache, after those in it, into its slots from ``slot`` on."""
         keys, values = (None, None) if cache is None else (cache.keys, cache.values)
         carry = (x_BTD, keys, values, jnp.zeros((), jnp.int32))
         (x_BTD, keys, values, _), _ = self.layers(

@@ -100,7 +100,7 @@ class Checkpoints:
         """
         self.wait()
         items = {"params": params, "state": state} | ({} if ema is None else {"ema": ema})
-        # Orbax takes NumPy's scalars for Python's and forgets their dtype.
+        # Orbax takes NumPy's scalars for Python's, and knows none of bfloat16.
         items = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.generic) else leaf, items)
         content = {"step": step, "metadata": metadata, "arrays": {name: _shapes(item) for name, item in items.items()}}
         content = json.loads(json.dumps(content))

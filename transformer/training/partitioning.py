@@ -40,7 +40,7 @@ def make_mesh(config: MeshConfig) -> Mesh:
 
 
 def unbox(boxed: Params) -> Params:
-    """Plain arrays. Flax's own ``unbox`` would also pin each to its logical axes, which the shardings of the state do."""
+    """Plain arrays. Flax's own ``unbox`` would also pin each to its axes, which the shardings of the state do."""
     return jax.tree.map(lambda leaf: leaf.value, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
 
 
@@ -50,7 +50,7 @@ def parameter_shardings(mesh: Mesh, boxed: Params) -> Params:
     Raises:
       ValueError: for a parameter without names, or a name that the table lacks.
     """
-    table = dict(LOGICAL_AXES)
+    table: dict[str | None, str | None] = dict(LOGICAL_AXES)
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
         if not isinstance(leaf, nn.LogicallyPartitioned):

@@ -58,11 +58,11 @@ class Trainer:
     def __init__(self, config: Config, workdir: Path, mesh: jax.sharding.Mesh, signals: StopSignals):
         training = config.training
         self.config, self.mesh, self.signals = config, mesh, signals
+        self.schedule = make_schedule(training, config.model.d_model)
         self.checkpoints = open_checkpoints(workdir, config)
         self.task = make_task(config, workdir if self.checkpoints.steps() else None)
         self.task.save_assets(workdir)
         self.fingerprints = {"data": self.task.data_fingerprint(), "assets": self.task.assets_fingerprint()}
-        self.schedule = make_schedule(training, config.model.d_model)
         self.optimizer = make_optimizer(training, self.schedule)
         self.state, self.seconds = self._restore_or_init()
         self.step = int(self.state.step)
@@ -120,7 +120,9 @@ class Trainer:
         training = self.config.training
         abstract = abstract_state(self.task, self.optimizer, training.ema_decay is not None, self.mesh)
         number = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract.params))
-        logger.info("%s parameters on %d %s device(s)", f"{number:,}", self.mesh.size, self.mesh.devices.flat[0].platform)
+        logger.info(
+            "%s parameters on %d %s device(s)", f"{number:,}", self.mesh.size, self.mesh.devices.flat[0].platform
+        )
         items = {"params": abstract.params, "state": {"step": abstract.step, "optimizer": abstract.optimizer}}
         if abstract.ema is not None:
             items["ema"] = abstract.ema
@@ -151,9 +153,7 @@ class Trainer:
             logger.warning("training.overfit_one_batch: every step sees batch 0")
             make = lambda step: self.task.batch(0)  # noqa: E731
         batches = prefetch(make, self.step, training.num_steps, self.config.data.prefetch_batches)
-        return progress(
-            batches, "training", training.num_steps, unit="step", done=self.step, plain_lines=False
-        )
+        return progress(batches, "training", training.num_steps, unit="step", done=self.step, plain_lines=False)
 
     def _update(self, batch: Any) -> None:
         """One step; its loss is looked at one step later, so that the device need not wait for the host."""
@@ -226,7 +226,8 @@ class Trainer:
         since = time.monotonic()
         weights = self.state.params if self.state.ema is None else self.state.ema
         try:
-            with self.signals.interruptible():
+            # A batch of sentences may have fewer rows than there are devices: nothing is pinned to the mesh here.
+            with self.signals.interruptible(), nn.logical_axis_rules(()):
                 scores = self.task.evaluate(weights, "validation", during_training=True)
         except Preempted:
             return False

@@ -1,0 +1,45 @@
+"""Multi30k English to German: 29,000 image captions, a real task that two CPU cores can learn.
+
+python train.py --config=configs/multi30k_en_de.py --workdir=runs/m30k --config.data.directory=DIR
+
+DIR holds train.en, train.de, val.en, val.de and test_2016_flickr.en, .de, plain or gzipped (task 1, raw text, of
+github.com/multi30k/dataset). The scores to expect, and what they took, are in docs/reproduction.md.
+"""
+
+from ml_collections import ConfigDict
+
+from transformer.config import default_config
+
+
+def get_config() -> ConfigDict:
+    config = default_config()
+    config.data.source = "files"
+    config.data.test = "test_2016_flickr"
+    config.data.vocab_size = 6_000
+    config.data.tokens_per_batch = 2_048
+    config.data.max_source_length = 80
+    config.data.max_target_length = 80
+    config.data.num_buckets = 6
+
+    config.model.d_model = 256
+    config.model.d_ff = 512
+    config.model.num_heads = 4
+    config.model.num_encoder_layers = 3
+    config.model.num_decoder_layers = 3
+    config.model.norm_placement = "pre"
+    config.model.dropout_rate = 0.2
+    config.model.scan_unroll = 3
+
+    config.training.num_steps = 8_000
+    config.training.schedule = "cosine"
+    config.training.learning_rate = 1e-3
+    config.training.warmup_steps = 400
+    config.training.final_learning_rate = 1e-5
+    config.training.gradient_clip = 1.0
+    config.training.log_every = 50
+    config.training.checkpoint_every = 250
+    config.training.evaluate_every = 1_000
+
+    config.decoding.beam_size = 5
+    config.evaluation.beam_size = 1
+    return config
