@@ -16,10 +16,10 @@ def get_config() -> ConfigDict:
     config.data.source = "files"
     config.data.test = "test_2016_flickr"
     config.data.vocab_size = 6_000
-    config.data.tokens_per_batch = 2_048
-    config.data.max_source_length = 80
-    config.data.max_target_length = 80
-    config.data.num_buckets = 6
+    config.data.batching = "pack"
+    config.data.tokens_per_batch = 1_280
+    config.data.max_source_length = 64
+    config.data.max_target_length = 64
 
     config.model.d_model = 256
     config.model.d_ff = 512
@@ -27,17 +27,17 @@ def get_config() -> ConfigDict:
     config.model.num_encoder_layers = 3
     config.model.num_decoder_layers = 3
     config.model.norm_placement = "pre"
-    config.model.dropout_rate = 0.2
+    config.model.dropout_rate = 0.15
     config.model.scan_unroll = 3
 
-    config.training.num_steps = 8_000
+    config.training.num_steps = 5_000
     config.training.schedule = "cosine"
     config.training.learning_rate = 1e-3
-    config.training.warmup_steps = 400
+    config.training.warmup_steps = 500
     config.training.final_learning_rate = 1e-5
     config.training.gradient_clip = 1.0
     config.training.log_every = 50
-    config.training.checkpoint_every = 250
+    config.training.checkpoint_every = 200
     config.training.evaluate_every = 1_000
 
     config.decoding.beam_size = 5

@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config.data.tokens_per_batch = 2_048
     config.data.max_source_length = 64
     config.data.max_target_length = 64
-    config.data.num_buckets = 3
+    config.data.batching = "pack"
 
     config.model.d_model = 128
     config.model.d_ff = 512

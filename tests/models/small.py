@@ -30,7 +30,13 @@ def model_and_params(model_config: ModelConfig = CONFIG, source_vocab_size: int 
         jax.jit(functools.partial(model.init, deterministic=True))(jax.random.key(0), tokens, tokens, NO_MASKS)
     )["params"]
     rng = np.random.default_rng(0)
-    return model, jax.tree.map(lambda leaf: leaf + jnp.asarray(rng.normal(size=leaf.shape) * 0.1, leaf.dtype), params)
+    return model, jax.tree.map(lambda leaf: np.float32(leaf + rng.normal(size=leaf.shape) * 0.1), params)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "deterministic", "method", "mutable"))
+def run(model, params, *arguments, **options):
+    """The model, compiled as one program."""
+    return model.apply({"params": params}, *arguments, **options)
 
 
 def tokens(*shape: int, seed: int = 0, vocab_size: int = V):

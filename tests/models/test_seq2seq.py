@@ -1,6 +1,7 @@
 """The encoder-decoder model: the paper's figures, causality, packing, the cache."""
 
 import dataclasses
+import functools
 import itertools
 
 import flax.linen as nn
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.small import CONFIG, NO_MASKS, V, config, model_and_params, tokens
+from tests.models.small import CONFIG, NO_MASKS, V, config, model_and_params, run, tokens
 from transformer.config import MeshConfig, ModelConfig
 from transformer.models.cache import init_cache
 from transformer.models.flops import seq2seq_forward_flops
@@ -81,7 +82,8 @@ def test_initial_scales():
     """Embeddings of variance 1 after scaling; Glorot's bound on every projection, biases zero."""
     model = Seq2Seq(ModelConfig(d_model=64, d_ff=48, num_heads=4, num_encoder_layers=2, num_decoder_layers=2), 500, 500)
     ids = jnp.zeros((1, 1), jnp.int32)
-    params = nn.unbox(model.init(jax.random.key(0), ids, ids, NO_MASKS, deterministic=True))["params"]
+    init = functools.partial(model.init, deterministic=True)
+    params = nn.unbox(jax.jit(init)(jax.random.key(0), ids, ids, NO_MASKS))["params"]
     assert float(jnp.std(params["shared_embedding"]["embedding"]) * 64**0.5) == pytest.approx(1, abs=0.02)
     layers = params["decoder"]["layers"]
     for kernel, fans in (
@@ -99,7 +101,7 @@ def test_sub_layers_are_the_equations_of_the_paper():
     """One encoder layer and one decoder layer, written out in NumPy."""
     model, params = model_and_params(config(num_encoder_layers=1, num_decoder_layers=1))
     source, target = tokens(1, 5), tokens(1, 4, seed=1)
-    got = model.apply({"params": params}, source, target, NO_MASKS, deterministic=True)
+    got = run(model, params, source, target, NO_MASKS, deterministic=True)
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     table = p["shared_embedding"]["embedding"]
 
@@ -147,12 +149,12 @@ def test_the_decoder_is_causal_and_sees_all_of_the_source(variant):
             if name in params:
                 table = jnp.concatenate([source_table, target_table, params[name]["embedding"][9:]])
                 changed[name] = {"embedding": table}
-        hidden = model.apply({"params": changed}, ids_S, ids_T, NO_MASKS, deterministic=True)
+        hidden = run(model, changed, ids_S, ids_T, NO_MASKS, deterministic=True)
         return hidden[0, :, 9:].sum(-1)  # scores of tokens whose embeddings are not varied
 
     rng = np.random.default_rng(0)
     tables = [jnp.asarray(rng.normal(size=(n, 14)), jnp.float32) for n in (5, 4)]
-    by_source, by_target = jax.jacrev(logits, argnums=(0, 1))(*tables)
+    by_source, by_target = jax.jit(jax.jacrev(logits, argnums=(0, 1)))(*tables)
     assert (np.abs(by_source).max(-1) > 0).all()
     seen = np.abs(by_target).max(-1) > 0
     np.testing.assert_array_equal(seen, np.tri(4, dtype=bool))
@@ -165,15 +167,13 @@ def test_cached_decoding_equals_the_full_forward_pass(variant):
     source, target = tokens(3, 5), tokens(3, 7, seed=1)
     lengths = jnp.array([5, 2, 4])
     own, cross = AttentionMask(query_lengths=lengths, key_lengths=lengths), AttentionMask(key_lengths=lengths)
-    full = model.apply(
-        {"params": params}, source, target, Seq2SeqMasks(own, AttentionMask(causal=True), cross), deterministic=True
-    )
-    encoded = model.apply({"params": params}, source, own, method="encode")
+    full = run(model, params, source, target, Seq2SeqMasks(own, AttentionMask(causal=True), cross), deterministic=True)
+    encoded = run(model, params, source, own, method="encode")
 
     @jax.jit
     def step(cache, ids, positions):
-        return model.apply(
-            {"params": params}, ids, encoded, AttentionMask(causal=True), cross,
+        return run(
+            model, params, ids, encoded, AttentionMask(causal=True), cross,
             positions_BT=positions, cache=cache, method="decode",
         )  # fmt: skip
 
@@ -190,8 +190,8 @@ def test_rows_of_a_cache_may_hold_prompts_of_different_lengths():
     """Left-padded prompts: padding has position -1, and slots are in nobody's order."""
     model, params = model_and_params()
     source, target = tokens(2, 5), tokens(2, 6, seed=1)
-    full = model.apply({"params": params}, source, target, NO_MASKS, deterministic=True)
-    encoded = model.apply({"params": params}, source, AttentionMask(), method="encode")
+    full = run(model, params, source, target, NO_MASKS, deterministic=True)
+    encoded = run(model, params, source, AttentionMask(), method="encode")
     cache = init_cache(CONFIG, 2, 6)
     prompts = jnp.stack([target[0, :4], jnp.concatenate([jnp.array([0, 0]), target[1, :2]])])
     positions = jnp.array([[0, 1, 2, 3], [-1, -1, 0, 1]])
@@ -199,8 +199,8 @@ def test_rows_of_a_cache_may_hold_prompts_of_different_lengths():
         (prompts, positions, (full[0, 3], full[1, 1])),
         (jnp.stack([target[0, 4:5], target[1, 2:3]]), jnp.array([[4], [2]]), (full[0, 4], full[1, 2])),
     ):
-        logits, cache = model.apply(
-            {"params": params}, ids, encoded, AttentionMask(causal=True), AttentionMask(),
+        logits, cache = run(
+            model, params, ids, encoded, AttentionMask(causal=True), AttentionMask(),
             positions_BT=places, cache=cache, method="decode",
         )  # fmt: skip
         np.testing.assert_allclose(logits[:, -1], np.stack(wanted), atol=2e-5)
@@ -208,19 +208,20 @@ def test_rows_of_a_cache_may_hold_prompts_of_different_lengths():
 
 def test_the_end_of_the_cache_is_an_error():
     model, params = model_and_params()
-    encoded = model.apply({"params": params}, tokens(1, 3), AttentionMask(), method="encode")
+    encoded = run(model, params, tokens(1, 3), AttentionMask(), method="encode")
 
-    def decode(cache, ids, positions):
+    def decode(cache, ids, positions, apply=run):
         mask = AttentionMask(causal=True)
-        return model.apply(
-            {"params": params}, ids, encoded, mask, AttentionMask(),
-            positions_BT=positions, cache=cache, method="decode",
-        )  # fmt: skip
+        options = {"positions_BT": positions, "cache": cache, "method": "decode"}
+        return apply(model, params, ids, encoded, mask, AttentionMask(), **options)
+
+    def eagerly(model, params, *arguments, **options):
+        return model.apply({"params": params}, *arguments, **options)
 
     _, cache = decode(init_cache(CONFIG, 1, 2), tokens(1, 2), jnp.array([[0, 1]]))
     with pytest.raises(ValueError, match="holds 2 tokens a row; 2 are taken, 1 more do not fit"):
-        decode(cache, tokens(1, 1), jnp.array([[2]]))
-    logits, _ = jax.jit(decode)(cache, tokens(1, 1), jnp.array([[2]]))
+        decode(cache, tokens(1, 1), jnp.array([[2]]), eagerly)
+    logits, _ = decode(cache, tokens(1, 1), jnp.array([[2]]))
     assert np.isnan(logits).all()
 
 
@@ -255,9 +256,10 @@ def test_packed_rows_equal_rows_of_one_pair():
     model, params = model_and_params()
     unpacked, packed, pairs = packed_and_unpacked()
 
-    def run(batch, is_packed):
-        return model.apply(
-            {"params": params},
+    def logits(batch, is_packed):
+        return run(
+            model,
+            params,
             batch.encoder_input_tokens,
             batch.decoder_input_tokens,
             make_masks(batch, is_packed),
@@ -266,7 +268,7 @@ def test_packed_rows_equal_rows_of_one_pair():
             deterministic=True,
         )
 
-    alone, together = run(unpacked, False), run(packed, True)
+    alone, together = logits(unpacked, False), logits(packed, True)
     for pair, (row, start) in enumerate([(0, 0), (1, 0), (0, pairs[0][1])]):
         size = pairs[pair][1]
         np.testing.assert_allclose(together[row, start : start + size], alone[pair, :size], atol=2e-5)
@@ -276,16 +278,16 @@ def test_dropout_is_on_sub_layers_and_embeddings_and_only_in_training():
     model, params = model_and_params(config(dropout_rate=0.5))
     source, target = tokens(2, 5), tokens(2, 4, seed=1)
 
-    def run(seed, deterministic=False):
-        return model.apply(
-            {"params": params}, source, target, NO_MASKS, deterministic=deterministic,
+    def logits(seed, deterministic=False):
+        return run(
+            model, params, source, target, NO_MASKS, deterministic=deterministic,
             rngs={"dropout": jax.random.key(seed)},
         )  # fmt: skip
 
-    np.testing.assert_array_equal(run(0, True), run(1, True))
-    np.testing.assert_array_equal(run(0), run(0))
-    assert not np.allclose(run(0), run(1))
-    jaxpr = str(jax.make_jaxpr(run)(0))
+    np.testing.assert_array_equal(logits(0, True), logits(1, True))
+    np.testing.assert_array_equal(logits(0), logits(0))
+    assert not np.allclose(logits(0), logits(1))
+    jaxpr = str(jax.make_jaxpr(logits)(0))
     # Two sums of embeddings; two sub-layers in the encoder's scanned layer, three in the decoder's.
     assert jaxpr.count("random_bits[") == 7
 
@@ -293,9 +295,7 @@ def test_dropout_is_on_sub_layers_and_embeddings_and_only_in_training():
 def test_weights_are_sown_only_when_asked_for():
     model, params = model_and_params()
     source, target = tokens(2, 5), tokens(2, 4, seed=1)
-    _, collected = model.apply(
-        {"params": params}, source, target, NO_MASKS, deterministic=True, mutable=["intermediates"]
-    )
+    _, collected = run(model, params, source, target, NO_MASKS, deterministic=True, mutable=("intermediates",))
     layers = collected["intermediates"]["decoder"]["layers"]
     (weights,) = layers["cross_attention"]["attention_weights"]
     assert weights.shape == (3, 2, 2, 4, 5)
@@ -322,11 +322,11 @@ def test_flops_are_those_that_xla_counts_without_a_scan():
     model, params = model_and_params(small, 211, 211)
     B, S, T = 3, 16, 12
 
-    def run(params):
+    def logits(params):
         ids = jnp.zeros((B, S), jnp.int32), jnp.zeros((B, T), jnp.int32)
-        return model.apply({"params": params}, *ids, NO_MASKS, deterministic=True)
+        return run(model, params, *ids, NO_MASKS, deterministic=True)
 
-    counted = jax.jit(run).lower(params).compile().cost_analysis()["flops"]
+    counted = jax.jit(logits).lower(params).compile().cost_analysis()["flops"]
     assert counted == pytest.approx(seq2seq_forward_flops(small, 211, B, S, T), rel=0.1)
     deeper = dataclasses.replace(small, num_encoder_layers=3, num_decoder_layers=3)
     ends = B * 2 * T * 64 * 211

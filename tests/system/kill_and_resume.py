@@ -5,8 +5,8 @@
 
 What follows ``--`` goes to ``train.py``, the same in every start. Each run makes its tokenizer and its tokenised corpus
 anew, so that kills may fall into that too. Two of the kills are aimed at a save, one while Orbax writes and one before
-the manifest is there; saves are slowed down to be hit. Parameters, moving average, optimiser state and the next batch
-must be the same bit for bit. Exit code: 0 if they are, else 1.
+the manifest is there; saves are slowed down to be hit. ``training.log_every=1`` gives the finest moments. Parameters,
+moving average, optimiser state and the next batch must be the same bit for bit. Exit code: 0 if they are, else 1.
 """
 
 import argparse
@@ -62,10 +62,19 @@ runpy.run_path(command[0], run_name="__main__")
 
 
 class Pace(NamedTuple):
-    """Seconds of the run that was left alone: until its first step was done, and from there to the end."""
+    """Of the run that was left alone: seconds until its first step, seconds from there to the end, its last step."""
 
     before: float
     training: float
+    steps: int
+
+
+class Moment(NamedTuple):
+    """When to kill: after ``step`` was logged, when a save comes to ``phase``, or ``delay`` seconds later."""
+
+    step: float
+    phase: str | None
+    delay: float
 
 
 class Run:
@@ -74,6 +83,7 @@ class Run:
     def __init__(self, workdir: Path, options: Sequence[str], slow_save: float):
         self.workdir = workdir
         self.checkpoints = Checkpoints(workdir / CHECKPOINTS)
+        self._metrics = workdir / "metrics.jsonl"
         self._log = workdir.with_suffix(".log")
         self._clean = workdir.with_suffix(".clean")
         self._command = [
@@ -110,14 +120,21 @@ class Run:
                     first = time.monotonic()
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         self._require(process.returncode == 0, process)
-        return Pace(first - begin, time.monotonic() - first)
+        return Pace(first - begin, time.monotonic() - first, self.steps_logged())
 
-    def kill(self, wait: float | str) -> bool:
-        """Start it and kill it after so many seconds, or in the phase of a save; False if it ended before that."""
-        begin = time.monotonic()
+    def kill(self, moment: Moment) -> bool:
+        """Start it and kill it; False if it ended before the moment came."""
+        reached, earlier = None, self._metrics_written()
         with self.started() as process:
             while process.poll() is None:
-                if self.save_under_way()[:1] == [wait] if isinstance(wait, str) else time.monotonic() - begin > wait:
+                logged = self.steps_logged() if self._metrics_written() != earlier else 0
+                if reached is None and logged >= moment.step:
+                    reached = time.monotonic()
+                if reached is not None and (
+                    self.save_under_way()[:1] == [moment.phase]
+                    if moment.phase
+                    else time.monotonic() - reached >= moment.delay
+                ):
                     break
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         self._require(process.returncode in (0, -signal.SIGKILL), process)
@@ -143,9 +160,13 @@ class Run:
 
     def steps_logged(self) -> int:
         """The step of the last whole line of the metrics."""
-        path = self.workdir / "metrics.jsonl"
-        lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+        text = self._metrics.read_text() if self._metrics.exists() else ""
+        lines = text.rpartition("\n")[0].splitlines()
         return json.loads(lines[-1])["step"] if lines else 0
+
+    def _metrics_written(self) -> int:
+        """When, in nanoseconds: a new start writes them anew, without the steps it is going to repeat."""
+        return self._metrics.stat().st_mtime_ns if self._metrics.exists() else 0
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Every array of the newest checkpoint, checked to be whole, and of the batch that would come next."""
@@ -189,14 +210,21 @@ def differences(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> li
     return found
 
 
-def plan_kills(number: int, pace: Pace, choose: random.Random) -> list[float | str]:
-    """Two aimed at a save if there are so many, the others after random times; in random order."""
-    aimed = [WRITING, SEALING][:number]
-    # On average a run gets half its share of the training done, so that some is left for all of them.
-    anywhen = [choose.uniform(0, pace.before + pace.training / number) for _ in range(number - len(aimed))]
-    kills: list[float | str] = [*aimed, *anywhen]
-    choose.shuffle(kills)
-    return kills
+def plan_kills(number: int, pace: Pace, choose: random.Random) -> list[Moment]:
+    """In random order: two in a save, one before the first step, the others anywhere; each later in the training."""
+    kinds = ["writing", "sealing", "starting", *["anywhere"] * number][:number]
+    choose.shuffle(kinds)
+    part = 1 / (number + 1)
+    moments = []
+    for index, kind in enumerate(kinds):
+        step = pace.steps * choose.uniform(index, index + 1) * part
+        if kind == "starting":
+            moments.append(Moment(0, None, choose.uniform(0, pace.before)))
+        elif kind == "anywhere":
+            moments.append(Moment(step, None, choose.uniform(0, pace.training * part / 2)))
+        else:
+            moments.append(Moment(step, WRITING if kind == "writing" else SEALING, 0))
+    return moments
 
 
 def compare(folder: Path, options: Sequence[str], *, kills: int, seed: int, slow_save: float) -> bool:
@@ -207,9 +235,9 @@ def compare(folder: Path, options: Sequence[str], *, kills: int, seed: int, slow
 
     killed = Run(folder / "killed", options, slow_save)
     number = hits = 0
-    for wait in plan_kills(kills, pace, random.Random(seed)):
+    for moment in plan_kills(kills, pace, random.Random(seed)):
         begin = time.monotonic()
-        if not killed.kill(wait):
+        if not killed.kill(moment):
             print("it came to its end before the next kill", flush=True)
             break
         number += 1

@@ -77,8 +77,8 @@ def sample(
     """
     if num_samples < 1:
         raise UserError(f"num_samples={num_samples} must be at least 1")
-    if not temperature > 0:
-        raise UserError(f"temperature={temperature} must be above 0; decode greedily instead of temperature 0")
+    if not 0 < temperature < float("inf"):
+        raise UserError(f"temperature={temperature} must be above 0 and finite; use greedy decoding instead of 0")
     if top_k < 0:
         raise UserError(f"top_k={top_k} must be at least 0, which means all tokens")
     if not 0 < top_p <= 1:
@@ -105,8 +105,8 @@ def sample(
 def _nucleus(log_probs_BWK: Float[Array, "B W K"], top_p: float) -> Float[Array, "B W K"]:
     """-inf outside the smallest set with a share of at least ``top_p``; of equal ones the first belong to it.
 
-    The smallest share in the set is found by bisection, since sorting 8,000 tokens takes 3 ms a row on a CPU. The bits
-    of floats from 0 up, read as integers, are in the order of the floats.
+    The smallest share in the set is found by bisection, since sorting 8,000 tokens takes milliseconds a row on a CPU.
+    The bits of floats from 0 up, read as integers, are in the order of the floats.
     """
     if top_p == 1:
         return log_probs_BWK

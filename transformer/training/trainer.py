@@ -102,10 +102,10 @@ class Trainer:
                 self._report()
             if last or self.step % training.checkpoint_every == 0 or self._evaluation_is_due():
                 self._save()
-            if self._evaluation_is_due() and not stop:
-                stop = not self._evaluate()
+            if self._evaluation_is_due() and not self.signals.received:
+                stop = not self._evaluate() or stop
         self.checkpoints.wait()
-        if self.step == training.num_steps:
+        if self.step == training.num_steps and not stop:
             logger.info("finished at step %d, after %.1f minutes of training", self.step, self.seconds / 60)
             return 0
         logger.info("stopped at step %d of %d; the same command goes on from there", self.step, training.num_steps)
