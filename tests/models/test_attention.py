@@ -131,7 +131,7 @@ def test_a_row_that_sees_nothing_gives_zeros(implementation, dtype):
 
 
 def test_an_unknown_implementation_and_heads_that_do_not_group_are_errors():
-    query, key, value = arrays(6)
+    query, key, value = map(jnp.asarray, arrays(6))
     with pytest.raises(UserError, match=r"model.attention_implementation=dens is not one of .*did you mean dense"):
         attend(query, key, value, AttentionMask(), implementation="dens")
     with pytest.raises(ValueError, match="6 query heads do not group over 4"):
@@ -139,7 +139,7 @@ def test_an_unknown_implementation_and_heads_that_do_not_group_are_errors():
 
 
 def test_scale_and_dropout():
-    query, key, value = arrays(6)
+    query, key, value = map(jnp.asarray, arrays(6))
     expected, _ = oracle.attention(query, key, value, AttentionMask(), scale=0.7)
     np.testing.assert_allclose(attend(query, key, value, AttentionMask(), scale=0.7), expected, atol=1e-5)
     rng = jax.random.key(0)

@@ -135,9 +135,9 @@ class TranslationTask:
             self.config.model, self.tokenizer.vocab_size, rows, source_length, target_length
         )
         return {
-            "source_tokens": source_tokens,
-            "target_tokens": target_tokens,
-            "positions": rows * (source_length + target_length),
+            "source_tokens": float(source_tokens),
+            "target_tokens": float(target_tokens),
+            "positions": float(rows * (source_length + target_length)),
             "flops": TRAINING_FACTOR * forward,
         }
 
@@ -174,7 +174,7 @@ class TranslationTask:
         translations = [found[0].text for found in translator(params, sources, 1)]
         if outputs is not None:
             outputs.write_text("".join(escape_newlines(line) + "\n" for line in translations), encoding="utf-8")
-        scores.update(score(translations, [references]))
+        scores = {**scores, **score(translations, [references]), "num_examples": len(counts)}
         scores["num_truncated"] = translator.num_truncated
         if isinstance(source, PhraseSource):
             hits: dict[str, list[bool]] = {}

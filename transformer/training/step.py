@@ -32,7 +32,7 @@ def make_train_step(
     def train_step(state: TrainState, batch: Any, healthy: Any) -> tuple[TrainState, Sums]:
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         grads, sums = gradients(task, state.params, batch, rng, accumulation_steps)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         finite = healthy & jnp.isfinite(sums["loss"][0]) & jnp.isfinite(norm)
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
