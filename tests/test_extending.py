@@ -1,6 +1,7 @@
 """The examples of docs/extending.md are run as they stand there, with the lines that it adds to the tables."""
 
 import dataclasses
+import functools
 import importlib
 import pathlib
 import re
@@ -17,7 +18,7 @@ from jaxtyping import install_import_hook
 from tests.models import small, test_attention
 from tests.test_architecture import faults_of_import, imports
 from transformer.config import Config, DataConfig, ModelConfig, TrainingConfig
-from transformer.models.attention import KERNELS
+from transformer.models.attention import KERNELS, attend
 from transformer.models.attention.dense import dense
 from transformer.models.cache import init_cache
 from transformer.models.masks import AttentionMask
@@ -124,11 +125,14 @@ def test_a_kernel(example, monkeypatch):
     module = example(f"transformer/models/attention/{name}.py")
     monkeypatch.setitem(KERNELS, name, getattr(module, value))
     monkeypatch.setattr(module, "CHUNK", 3)  # of 7 queries
-    test_attention.test_kernels_agree_with_the_oracle_forward_and_gradient(name, "matrix in a cache")
+    test_attention.test_kernels_agree_with_the_oracle_forward_and_gradient(name, "both lengths")
     test_attention.test_padding_never_reaches_an_output_or_a_gradient(name, np.nan, "segments")
     test_attention.test_a_row_that_sees_nothing_gives_zeros(name, "float16")
 
     query, key, value = map(jnp.asarray, test_attention.arrays(6))
+    mask = test_attention.MASKS["matrix in a cache"]
+    by_both = [jax.jit(functools.partial(attend, implementation=n))(query, key, value, mask) for n in (name, "dense")]
+    np.testing.assert_allclose(*by_both, atol=1e-5)
     options = {"scale": 1.0, "dropout_rate": 0.3}
     rng = jax.random.key(0)
     dropped = getattr(module, name)(query, key, value, AttentionMask(), **options, dropout_rng=rng)
@@ -174,6 +178,7 @@ def test_a_task_in_one_step(task_name):
     assert moved["output"]["kernel"] and moved["embedding"]["embedding"]
 
 
+@pytest.mark.slow
 def test_a_task_from_training_to_prediction(task_name, tmp_path, monkeypatch):
     """The loop and the loading know nothing of it but the protocol."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # leave the user's cache alone

@@ -105,6 +105,7 @@ class DecodingConfig:
     max_extra_tokens: int = 50  # an output has at most this many tokens more than its input
     max_source_length: int = 512  # longer inputs are cut with a warning
     temperature: float = 1.0  # sample
+    seed: int = 0  # sample: another one gives other outputs
     top_k: int = 0  # sample: only the k likeliest pieces; 0: all
     top_p: float = 1.0  # sample: only the likeliest pieces that together have this probability
     tokens_per_batch: int = 4_096  # source positions decoded at a time

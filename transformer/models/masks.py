@@ -43,6 +43,8 @@ def visible(mask: AttentionMask, queries: Span, keys: Span) -> Bool[Array, "#B #
 
     Same segment and no padding; and the key's slot filled; and not hidden by ``causal`` or ``window``, which compare
     positions, unless inside the prefix; and allowed by the matrix.
+
+    A span must lie within the queries or keys: past their end a traced start would be moved back.
     """
     query_positions_BT1 = _part(mask.query_positions, queries)[..., None]
     key_positions_B1S = _part(mask.key_positions, keys)[:, None, :]

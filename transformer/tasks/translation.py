@@ -163,6 +163,8 @@ class TranslationTask:
         nll = float(-log_probs.sum() / counts.sum())
         scores: dict[str, Any] = {"num_examples": len(counts), "nll_per_token": nll, "perplexity": float(np.exp(nll))}
         if not isinstance(data, str) and "hypothesis" in data:
+            if outputs is not None:
+                outputs.write_text("".join(f"{value:.6f}\n" for value in log_probs))
             return {**scores, "log_probs": log_probs.tolist()}
 
         decoding = self.config.decoding
@@ -206,7 +208,7 @@ class TranslationTask:
         return self._translator(self.config.decoding)(params, lines, num_best)
 
     def _translator(self, decoding: DecodingConfig) -> Translator:
-        return Translator(self.model, self._tokenizers, decoding, self.config.seed)
+        return Translator(self.model, self._tokenizers, decoding)
 
     def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
         return [found[0].text for found in self.candidates(params, lines, 1)]

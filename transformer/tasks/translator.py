@@ -34,11 +34,10 @@ class Translator:
     num_truncated: inputs that were longer than ``decoding.max_source_length``, so far.
     """
 
-    def __init__(self, model: Seq2Seq, tokenizers: tuple[Tokenizer, Tokenizer], decoding: DecodingConfig, seed: int):
+    def __init__(self, model: Seq2Seq, tokenizers: tuple[Tokenizer, Tokenizer], decoding: DecodingConfig):
         self._model = model
         self._tokenizers = tokenizers
         self._decoding = decoding
-        self._seed = seed
         self.num_truncated = 0
 
     def __call__(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
@@ -87,7 +86,6 @@ class Translator:
                     decoding=decoding,
                     num_best=num_best,
                     special_ids=special_ids,
-                    seed=self._seed,
                 )
             )
             for row, number in enumerate(numbers):
@@ -129,7 +127,7 @@ class DecodingState(NamedTuple):
     visible: Any
 
 
-@functools.partial(jax.jit, static_argnames=("model", "decoding", "num_best", "special_ids", "seed"))
+@functools.partial(jax.jit, static_argnames=("model", "decoding", "num_best", "special_ids"))
 def search(
     model: Seq2Seq,
     params: Params,
@@ -140,7 +138,6 @@ def search(
     decoding: DecodingConfig,
     num_best: int,
     special_ids: tuple[int, int, int],
-    seed: int,
 ) -> Hypotheses:
     """Outputs for a batch of sources, by the method that ``decoding`` names. Compiled once for each shape.
 
@@ -149,11 +146,10 @@ def search(
       params: of the model.
       tokens_BS: sources, each closed by EOS, then padding.
       lengths_B: of the sources, EOS included; 0 is a padding row, which costs nothing.
-      line_numbers_B: in the whole text; sampling depends on nothing else but the seed.
+      line_numbers_B: in the whole text; sampling depends on nothing else but ``decoding.seed``.
       decoding: method and settings.
       num_best: outputs for each source.
       special_ids: padding, BOS and EOS of the target side; the first two are never produced.
-      seed: of sampling.
     """
     pad_id, bos_id, eos_id = special_ids
     batch_size, source_length = tokens_BS.shape
@@ -197,7 +193,7 @@ def search(
     if decoding.method == "beam":
         penalty: dict[str, Any] = {"length_penalty": decoding.length_penalty, "alpha": decoding.alpha}
         return beam_search(step, state, beam_size=width, num_best=num_best, **penalty, **options)
-    keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), line_numbers_B)
+    keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(decoding.seed), line_numbers_B)
     restrictions: dict[str, Any] = {
         "temperature": decoding.temperature,
         "top_k": decoding.top_k,

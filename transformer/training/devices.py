@@ -34,9 +34,10 @@ def select_platform(name: str) -> None:
         jax.config.update("jax_platforms", {"gpu": "cuda"}.get(name, name))
     try:
         found = jax.devices()[0].platform
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # a CUDA that is not there is an assertion without a text
+        reason = f" ({str(error).splitlines()[0]})" if str(error) else ""
         raise UserError(
-            f"mesh.platform={name} is not to be had here: {str(error).splitlines()[0]}. Install the JAX for it "
+            f"mesh.platform={name} is not to be had here{reason}. Install the JAX for it "
             "(see README, 'On TPU and GPU') or use mesh.platform=auto"
         ) from None
     if name not in ("auto", found):

@@ -50,7 +50,7 @@ def parameter_shardings(mesh: Mesh, boxed: Params) -> Params:
     Raises:
       ValueError: for a parameter without names, or a name that the table lacks.
     """
-    table: dict[str | None, str | None] = dict(LOGICAL_AXES)
+    table: dict[str | None, str | None] = {None: None, **dict(LOGICAL_AXES)}
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
         if not isinstance(leaf, nn.LogicallyPartitioned):

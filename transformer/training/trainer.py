@@ -43,8 +43,7 @@ def train(config: Config, workdir: Path) -> int:
     select_platform(config.mesh.platform)
     mesh = make_mesh(config.mesh)
     workdirs.prepare(workdir, config)
-    workdirs.log_to(workdir)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXES), StopSignals() as signals:
+    with workdirs.log_to(workdir), jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXES), StopSignals() as signals:
         trainer = Trainer(config, workdir, mesh, signals)
         try:
             return trainer.run()
@@ -60,7 +59,8 @@ class Trainer:
         self.config, self.mesh, self.signals = config, mesh, signals
         self.schedule = make_schedule(training, config.model.d_model)
         self.checkpoints = open_checkpoints(workdir, config)
-        self.task = make_task(config, workdir if self.checkpoints.steps() else None)
+        before = workdir if self.checkpoints.steps() else training.initialize_from  # whose tokenizer is used
+        self.task = make_task(config, None if before is None else Path(before))
         self.task.save_assets(workdir)
         self.fingerprints = {"data": self.task.data_fingerprint(), "assets": self.task.assets_fingerprint()}
         self.optimizer = make_optimizer(training, self.schedule)

@@ -1,7 +1,9 @@
 """The folder of a run: the config it was started with, its log, and who may continue it."""
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from transformer.config import HARMLESS_KEYS, Config, differences, from_json, to_json
@@ -55,8 +57,15 @@ def read_config(workdir: Path) -> Config:
         raise UserError(f"{path} is no JSON: {error}") from None
 
 
-def log_to(workdir: Path) -> None:
-    """Write everything that is logged into the workdir too."""
+@contextlib.contextmanager
+def log_to(workdir: Path) -> Iterator[None]:
+    """While entered, everything that is logged is written into the workdir too."""
     handler = logging.FileHandler(workdir / LOG, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.getLogger("transformer").addHandler(handler)
+    logger = logging.getLogger("transformer")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
