@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -31,7 +32,8 @@ TRAIN = ["--config=configs/phrases_en_de.py", *SMALL]
 
 def run(script: str, *arguments: str, stdin: bytes = b"", code: int = 0) -> subprocess.CompletedProcess:
     """Run a script and look at its exit code; its output is bytes."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])  # as on one machine
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     result = subprocess.run(
         [sys.executable, script, *arguments], cwd=ROOT, input=stdin, capture_output=True, env=environment, timeout=300
     )
