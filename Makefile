@@ -24,7 +24,7 @@ demo: $(VENV)/installed
 	@paste $(DEMO)/five.en $(DEMO)/five.de
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow

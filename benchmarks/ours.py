@@ -122,7 +122,6 @@ def decoding(method: str, beam_size: int) -> measure.Job:
                 decoding=config,
                 num_best=1,
                 special_ids=(PAD_ID, BOS_ID, VOCAB_SIZE),
-                seed=0,
             )
         )
         if not (found.lengths == TARGET_LENGTH).all():

@@ -26,13 +26,13 @@ def get_config() -> ConfigDict:
     config.model.dropout_rate = 0.0
     config.model.scan_unroll = 3
 
-    config.training.num_steps = 800
+    config.training.num_steps = 600
     config.training.schedule = "warmup_stable_decay"
     config.training.learning_rate = 1e-3
     config.training.warmup_steps = 100
-    config.training.decay_steps = 300
+    config.training.decay_steps = 250
     config.training.label_smoothing = 0.0
     config.training.log_every = 100
-    config.training.checkpoint_every = 200
-    config.training.evaluate_every = 400
+    config.training.checkpoint_every = 100
+    config.training.evaluate_every = 300
     return config
