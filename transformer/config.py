@@ -231,6 +231,8 @@ def check(config: Config) -> None:
     """Raise a ``UserError`` for values that cannot work; those that need the data are checked where it is read."""
     data, model, training, decoding = config.data, config.model, config.training, config.decoding
 
+    _at_least("seed", config.seed, 0)
+    _at_least("decoding.seed", decoding.seed, 0)
     _one_of("data.source", data.source, ("phrases", "files"))
     _one_of("data.tokenizer_model", data.tokenizer_model, ("bpe", "unigram"))
     _one_of("data.batching", data.batching, ("bucket", "pack"))

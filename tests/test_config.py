@@ -1,0 +1,112 @@
+"""Keys, types, checks, and which differences make another experiment."""
+
+import dataclasses
+import pathlib
+import runpy
+
+import pytest
+
+from transformer.config import (
+    HARMLESS_KEYS,
+    Config,
+    default_config,
+    differences,
+    flatten,
+    from_config_dict,
+    from_json,
+    to_config_dict,
+    to_json,
+)
+from transformer.types import UserError
+
+CONFIGS = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("*.py"))
+
+
+def changed(key: str, value):
+    config = default_config()
+    config.update_from_flattened_dict({key: value})
+    return config
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_file_passes_its_checks(path):
+    config = runpy.run_path(str(path))["get_config"]()
+    if config.data.source == "files":
+        with pytest.raises(UserError, match=r"data\.directory is not set; give the folder"):
+            from_config_dict(config)
+        config.data.directory = "somewhere"
+    assert from_json(to_json(from_config_dict(config))) == from_config_dict(config)
+
+
+def test_there_and_back():
+    config = Config()
+    assert from_config_dict(to_config_dict(config)) == config
+    assert from_json(to_json(config)) == config
+    config = dataclasses.replace(config, training=dataclasses.replace(config.training, max_minutes=2.5))
+    assert from_config_dict(to_config_dict(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("model.num_heads", 6, r"model\.num_heads=6 does not divide model\.d_model=512; use one of 1, 2, 4, 8, 16"),
+        ("model.norm_placement", "prae", r"is not one of post, pre; did you mean pre\?"),
+        ("model.dropout_rate", 1.0, r"model\.dropout_rate=1\.0 must be at least 0 and below 1"),
+        ("data.joint_vocabulary", False, r"model\.shared_embeddings=all needs one vocabulary"),
+        ("data.tokens_per_batch", 100, r"does not fit into data\.tokens_per_batch=100"),
+        ("data.train_weights", (1, 2), r"one number for each of data\.train"),
+        ("data.train_weights", (0,), "whole numbers from 1 up"),
+        ("training.weight_decay", 0.1, "does nothing under adam; use adamw"),
+        ("training.preempted_exit_code", 0, "must lie in 1 to 255"),
+        ("training.learning_rate", 0.0, "must be above 0"),
+        ("decoding.temperature", 0.0, r"use decoding\.method=greedy"),
+        ("decoding.top_p", 0.0, "must lie above 0"),
+        ("mesh.platform", "tpus", r"did you mean tpu\?"),
+        ("seed", -1, "seed=-1 must be at least 0"),
+    ],
+)
+def test_impossible_values_name_the_key_the_value_and_the_remedy(key, value, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict(changed(key, value))
+
+
+def test_a_stated_head_size_need_not_divide_the_width():
+    config = changed("model.num_heads", 6)
+    config.model.head_dim = 64
+    assert from_config_dict(config).model.head_dim == 64
+
+
+def test_unknown_keys_wrong_types_and_missing_keys_in_a_saved_config():
+    values = to_config_dict(Config()).to_dict()
+    for section, key, value, message in (
+        ("model", "d_modell", 3, r"unknown config key model\.d_modell; did you mean d_model\?"),
+        ("model", "d_model", "wide", r"model\.d_model='wide' must be of type int, not str"),
+        ("model", "scale_embeddings", 1, "must be of type bool, not int"),
+        ("training", "num_steps", True, "must be of type int, not bool"),
+        ("data", "train", "train", "must be a list"),
+    ):
+        with pytest.raises(UserError, match=message):
+            from_config_dict({**values, section: {**values[section], key: value}})
+    with pytest.raises(UserError, match=r"config key model\.d_ff is missing"):
+        from_config_dict({**values, "model": {k: v for k, v in values["model"].items() if k != "d_ff"}})
+    with pytest.raises(UserError, match="another version of this code"):
+        from_config_dict({**values, "config_version": 0})
+
+
+def test_every_key_is_harmless_or_makes_another_experiment():
+    known = dict(flatten(Config()))
+    for name in HARMLESS_KEYS:
+        assert any(key == name or key.startswith(name + ".") for key in known), f"{name} is no key"
+    old = Config()
+    for key, value in (("training.log_every", 7), ("mesh.data", 1), ("decoding.alpha", 1.0)):
+        assert differences(old, from_config_dict(changed(key, value))) == {}
+    for key, value in (("model.d_ff", 32), ("seed", 1), ("training.learning_rate", 0.5), ("data.batching", "pack")):
+        assert list(differences(old, from_config_dict(changed(key, value)))) == [key]
+
+
+def test_more_steps_are_harmless_only_where_the_schedule_does_not_end():
+    for schedule, harmless in (("paper", True), ("constant", True), ("linear", False), ("cosine", False)):
+        config = changed("training.schedule", schedule)
+        old = from_config_dict(config)
+        config.training.num_steps = 123_456
+        assert bool(differences(old, from_config_dict(config))) is not harmless
