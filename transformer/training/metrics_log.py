@@ -49,6 +49,6 @@ def _is_json(value: Any) -> bool:
 
 def _step(line: str) -> float:
     try:
-        return json.loads(line)["step"]
+        return float(json.loads(line)["step"])
     except (ValueError, KeyError):
         return math.inf  # cut short when the process was killed

@@ -50,6 +50,7 @@ def init_state(
     places = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     with_ema = abstract.ema is not None
     if params is not None:
+        params = jax.device_put(params, places.params)
         return jax.jit(lambda params: new_state(params, optimizer, with_ema), out_shardings=places)(params)
 
     def create(rng: Any) -> TrainState:
