@@ -19,6 +19,7 @@ from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
 from transformer.tasks.losses import cross_entropy
 from transformer.tasks.translation import logits
 from transformer.tasks.translator import search
+from transformer.training.devices import select_platform
 from transformer.training.optimizers import make_optimizer
 from transformer.training.partitioning import LOGICAL_AXES, make_mesh, place_batch, unbox
 from transformer.training.schedules import make_schedule
@@ -169,6 +170,7 @@ def prepare(mesh: jax.sharding.Mesh, benchmark: str) -> measure.Offer:
 
 
 if __name__ == "__main__":
+    select_platform("cpu")
     mesh = make_mesh(MeshConfig())
     with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXES):
         measure.serve(lambda benchmark: prepare(mesh, benchmark))

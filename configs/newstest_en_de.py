@@ -18,6 +18,7 @@ def get_config() -> ConfigDict:
     config.data.validation = "newstest2013"
     config.data.test = "newstest2013"
     config.data.vocab_size = 8_000
+    config.data.batching = "pack"
     config.data.tokens_per_batch = 2_048
     config.data.max_source_length = 128
     config.data.max_target_length = 128
@@ -31,13 +32,13 @@ def get_config() -> ConfigDict:
     config.model.dropout_rate = 0.3
     config.model.scan_unroll = 3
 
-    config.training.num_steps = 400
+    config.training.num_steps = 200
     config.training.schedule = "cosine"
     config.training.learning_rate = 1e-3
-    config.training.warmup_steps = 100
+    config.training.warmup_steps = 50
     config.training.log_every = 50
     config.training.checkpoint_every = 100
-    config.training.evaluate_every = 400
+    config.training.evaluate_every = 200
     config.evaluation.beam_size = 1
-    config.evaluation.max_examples = 200
+    config.evaluation.max_examples = 100
     return config
