@@ -14,6 +14,7 @@ from transformer.training.partitioning import make_mesh
 from transformer.training.schedules import make_schedule
 from transformer.training.state import abstract_state
 from transformer.training.trainer import train
+from transformer.training.workdir import opened, read_config
 from transformer.types import UserError
 
 
@@ -103,6 +104,14 @@ def test_other_training_data_is_refused(config, finished):
     other = dataclasses.replace(config.data, num_phrases=301)
     with pytest.raises(UserError, match=r"data\.num_phrases: 300 there, 301 now"):
         train(dataclasses.replace(config, data=other), finished)
+
+
+def test_a_second_trainer_in_the_same_workdir_is_refused(config, tmp_path):
+    with opened(tmp_path, config), pytest.raises(UserError, match="another process is training in"):
+        train(changed(config, learning_rate=1.0), tmp_path)
+    assert read_config(tmp_path) == config  # the first one's
+    with opened(tmp_path, config):
+        pass
 
 
 def test_one_batch_can_be_learnt_by_heart(config, tmp_path):

@@ -42,8 +42,8 @@ def train(config: Config, workdir: Path) -> int:
     """
     select_platform(config.mesh.platform)
     mesh = make_mesh(config.mesh)
-    workdirs.prepare(workdir, config)
-    with workdirs.log_to(workdir), jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXES), StopSignals() as signals:
+    rules = nn.logical_axis_rules(LOGICAL_AXES)
+    with workdirs.opened(workdir, config), jax.set_mesh(mesh), rules, StopSignals() as signals:
         trainer = Trainer(config, workdir, mesh, signals)
         try:
             return trainer.run()

@@ -1,6 +1,7 @@
 """The folder of a run: the config it was started with, its log, and who may continue it."""
 
 import contextlib
+import fcntl
 import logging
 import os
 from collections.abc import Iterator
@@ -9,21 +10,49 @@ from pathlib import Path
 from transformer.config import HARMLESS_KEYS, Config, differences, from_json, to_json
 from transformer.types import UserError
 
+logger = logging.getLogger(__name__)
+
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
 LOG = "log.txt"
 LOWER_IS_BETTER = ("loss", "nll_per_token", "perplexity")
 
 
-def prepare(workdir: Path, config: Config) -> None:
-    """Make the workdir, or see that its checkpoints are this experiment's, and keep the config there.
+@contextlib.contextmanager
+def opened(workdir: Path, config: Config) -> Iterator[None]:
+    """While entered, the workdir is this process's alone, and what is logged is written there too.
 
     Raises:
-      UserError: if it belongs to another experiment (showing how they differ) or cannot be written.
+      UserError: if another process trains there, if it holds another experiment (showing how they differ), or if it
+        cannot be written.
     """
-    path = workdir / CONFIG
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={workdir} is a file; give a folder")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(workdir / LOG, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(workdir, error) from None
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    package_logger = logging.getLogger("transformer")
+    with contextlib.closing(handler):
+        try:
+            fcntl.flock(handler.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however it ends
+        except BlockingIOError:
+            raise UserError(f"another process is training in {workdir}; stop it or use another --workdir") from None
+        except OSError as error:  # some network file systems have no locks
+            logger.warning("%s cannot be locked (%s): see that no other process trains there", workdir, error.strerror)
+        _keep_config(workdir, config)
+        package_logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            package_logger.removeHandler(handler)
+
+
+def _keep_config(workdir: Path, config: Config) -> None:
+    """Write the config, if the checkpoints that may be there are this experiment's."""
+    path = workdir / CONFIG
     if any((workdir / CHECKPOINTS).glob("[0-9]*")):
         changed = differences(read_config(workdir), config)
         if changed:
@@ -34,12 +63,15 @@ def prepare(workdir: Path, config: Config) -> None:
                 "training.num_steps where the schedule does not depend on it."
             )
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         partial.write_text(to_json(config))
         os.replace(partial, path)
     except OSError as error:
-        raise UserError(f"--workdir={workdir} cannot be written: {error.strerror}") from None
+        raise _unwritable(workdir, error) from None
+
+
+def _unwritable(workdir: Path, error: OSError) -> UserError:
+    return UserError(f"--workdir={workdir} cannot be written: {error.strerror}")
 
 
 def read_config(workdir: Path) -> Config:
@@ -55,17 +87,3 @@ def read_config(workdir: Path) -> Config:
         raise UserError(f"{path} does not exist; --workdir must be the folder of a run that train.py started") from None
     except ValueError as error:
         raise UserError(f"{path} is no JSON: {error}") from None
-
-
-@contextlib.contextmanager
-def log_to(workdir: Path) -> Iterator[None]:
-    """While entered, everything that is logged is written into the workdir too."""
-    handler = logging.FileHandler(workdir / LOG, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("transformer")
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        handler.close()
