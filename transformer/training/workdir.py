@@ -28,26 +28,25 @@ def opened(workdir: Path, config: Config) -> Iterator[None]:
     """
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={workdir} is a file; give a folder")
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(workdir / LOG, encoding="utf-8")
-    except OSError as error:
-        raise _unwritable(workdir, error) from None
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    package_logger = logging.getLogger("transformer")
-    with contextlib.closing(handler):
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(handler.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however it ends
+            workdir.mkdir(parents=True, exist_ok=True)
+            log = stack.enter_context(open(workdir / LOG, "a", encoding="utf-8"))
+        except OSError as error:
+            raise _unwritable(workdir, error) from None
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however it ends
         except BlockingIOError:
             raise UserError(f"another process is training in {workdir}; stop it or use another --workdir") from None
         except OSError as error:  # some network file systems have no locks
             logger.warning("%s cannot be locked (%s): see that no other process trains there", workdir, error.strerror)
         _keep_config(workdir, config)
+        handler = logging.StreamHandler(log)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        package_logger = logging.getLogger("transformer")
         package_logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            package_logger.removeHandler(handler)
+        stack.callback(package_logger.removeHandler, handler)
+        yield
 
 
 def _keep_config(workdir: Path, config: Config) -> None:
