@@ -27,7 +27,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 test-slow: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from transformer.models.flops import TRAINING_FACTOR, seq2seq_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
 from transformer.tasks.losses import cross_entropy
-from transformer.tasks.translation import logits
+from transformer.tasks.translation import logits_and_sums
 from transformer.tasks.translator import search
 from transformer.training.devices import select_platform
 from transformer.training.optimizers import make_optimizer
@@ -52,7 +52,7 @@ class RandomTranslation:
 
     def loss(self, params: Params, batch: Seq2SeqBatch, rng: Any) -> Sums:
         return cross_entropy(
-            logits(self.model, params, batch, rng, packed=False),
+            logits_and_sums(self.model, params, batch, rng, packed=False)[0],
             batch.decoder_target_tokens,
             batch.decoder_loss_weights,
             label_smoothing=measure.LABEL_SMOOTHING,

@@ -50,7 +50,16 @@ def test_there_and_back():
     ("key", "value", "message"),
     [
         ("model.num_heads", 6, r"model\.num_heads=6 does not divide model\.d_model=512; use one of 1, 2, 4, 8, 16"),
-        ("model.norm_placement", "prae", r"is not one of post, pre; did you mean pre\?"),
+        ("model.shared_embeddings", "al", r"is not one of all, target, none; did you mean all\?"),
+        ("model.num_kv_heads", 3, r"does not divide model\.num_heads=8; use one of 1, 2, 4, 8"),
+        ("model.attention_pattern", ("local", "globe"), r"=globe is not one of local, global; did you mean global\?"),
+        ("model.attention_pattern", (), r"is empty; use local, or for example local,local,local,global"),
+        ("model.attention_pattern", ("local", "global"), r"does nothing without model\.attention_window"),
+        ("model.attention_window", 0, "must be at least 1"),
+        ("model.attention_logit_softcap", -1.0, "must be above 0, or None"),
+        ("model.attention_biases", ("querry",), r"did you mean query\?"),
+        ("model.rotary_scaling", "yarm", r"did you mean yarn\?"),
+        ("model.expert_dispatch", "droples", r"did you mean dropless\?"),
         ("model.dropout_rate", 1.0, r"model\.dropout_rate=1\.0 must be at least 0 and below 1"),
         ("data.joint_vocabulary", False, r"model\.shared_embeddings=all needs one vocabulary"),
         ("data.tokens_per_batch", 100, r"does not fit into data\.tokens_per_batch=100"),
@@ -68,6 +77,43 @@ def test_there_and_back():
 def test_impossible_values_name_the_key_the_value_and_the_remedy(key, value, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(changed(key, value))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position_encoding": "rotary", "rotary_fraction": 0.01}, "of a head of 64 is 0.64 components; it must be an"),
+        ({"position_encoding": "rotary", "rotary_fraction": 1 / 32, "rotary_scaling": "ntk"}, "more than 2 components"),
+        ({"position_encoding": "rotary", "rotary_scaling_factor": 0.5}, "must be at least 1"),
+        ({"position_encoding": "relative_bias", "relative_num_buckets": 6}, "must be a multiple of 4"),
+        (
+            {"position_encoding": "learned", "max_positions": 200},
+            r"data\.max_source_length=256 is more than model\.max_positions=200 can tell apart",
+        ),
+        (
+            {"position_encoding": "learned", "max_positions": 300},
+            r"decoding\.max_source_length \+ decoding\.max_extra_tokens=562 is more than",
+        ),
+        (
+            {"attention_window": 8, "attention_pattern": ("local", "local", "local", "global")},
+            r"model\.num_encoder_layers=6 is no multiple of 4, after which model\.attention_pattern=local,local,local",
+        ),
+        ({"num_experts": 2, "experts_per_token": 3}, r"must lie in 1 to model\.num_experts=2"),
+        ({"num_experts": 2, "experts_every": 4}, r"is no multiple of 4"),
+        ({"num_experts": 2, "expert_router": "sigmoid", "experts_per_token": 1}, "the router learns nothing"),
+    ],
+)
+def test_values_that_do_not_go_together(changes, message):
+    config = default_config()
+    config.model.update(changes)
+    with pytest.raises(UserError, match=message):
+        from_config_dict(config)
+
+
+def test_a_list_may_be_written_with_commas():
+    """ml_collections makes one string of --config.data.train=news,talks."""
+    config = changed("data.train", ("news,talks",))
+    assert from_config_dict(config).data.train == ("news", "talks")
 
 
 def test_a_stated_head_size_need_not_divide_the_width():

@@ -18,11 +18,11 @@ from jaxtyping import install_import_hook
 from tests.models import small, test_attention
 from tests.test_architecture import faults_of_import, imports
 from transformer.config import Config, DataConfig, ModelConfig, TrainingConfig
-from transformer.models.attention import KERNELS, attend
-from transformer.models.attention.dense import dense
+from transformer.models.attention import KERNELS, Kernel, attend
 from transformer.models.cache import init_cache
 from transformer.models.masks import AttentionMask
 from transformer.models.positions import POSITION_ENCODINGS
+from transformer.models.seq2seq import Seq2SeqMasks
 from transformer.tasks import TASKS, make_task
 from transformer.training.loading import load
 from transformer.training.partitioning import make_mesh, parameter_shardings, unbox
@@ -94,14 +94,17 @@ def test_a_position_scheme(example, monkeypatch):
     model, params = small.model_and_params(small.config(position_encoding=name))
     source, target = small.tokens(2, 5), small.tokens(2, 5, seed=1)
 
-    def logits(positions):
+    def logits(positions, params=params):
         positions = jnp.broadcast_to(jnp.asarray(positions, jnp.int32), (2, 5))
         given = {"encoder_positions_BS": positions, "decoder_positions_BT": positions}
-        return small.run(model, params, source, target, small.NO_MASKS, **given, deterministic=True)
+        own = AttentionMask(query_positions=positions, key_positions=positions)
+        masks = Seq2SeqMasks(own, dataclasses.replace(own, causal=True), AttentionMask())
+        return small.run(model, params, source, target, masks, **given, deterministic=True)
 
     full = logits(np.arange(5))
     assert not np.allclose(full, logits(0), atol=1e-3)
-    assert np.isnan(logits(1_024)).all() and not np.isnan(logits(1_023)).any()
+    gradient = jax.grad(lambda params: jnp.square(logits(np.arange(5), params)).sum())(params)
+    assert (np.abs(gradient["decoder"]["position_encoding"]["log_slopes"]) > 0).all()
 
     # Tokens one at a time: equal to the full forward pass, which therefore is causal too.
     encoded = small.run(model, params, source, AttentionMask(), method="encode")
@@ -113,19 +116,17 @@ def test_a_position_scheme(example, monkeypatch):
         )  # fmt: skip
         np.testing.assert_allclose(found, full[:, place : place + 1], atol=2e-5)
 
-    boxed = POSITION_ENCODINGS[name](model.config).init(
-        jax.random.key(0), jnp.zeros((1, 1, 14)), jnp.zeros((1, 1), jnp.int32), method="add"
-    )
+    boxed = POSITION_ENCODINGS[name](model.config, False).init(jax.random.key(0), method="bias")
     parameter_shardings(make_mesh(Config().mesh), boxed["params"])  # raises for a parameter without names
 
 
 def test_a_kernel(example, monkeypatch):
     path = "transformer/models/attention/__init__.py"
-    name, value = added(path)
+    name, _ = added(path)
     module = example(f"transformer/models/attention/{name}.py")
-    monkeypatch.setitem(KERNELS, name, getattr(module, value))
+    monkeypatch.setitem(KERNELS, name, Kernel(getattr(module, name), module.refusal))
     monkeypatch.setattr(module, "CHUNK", 3)  # of 7 queries
-    test_attention.test_kernels_agree_with_the_oracle_forward_and_gradient(name, "both lengths")
+    test_attention.agrees_with_the_oracle(name, "both lengths", 2, "float32", "relative", 1.5)
     test_attention.test_padding_never_reaches_an_output_or_a_gradient(name, np.nan, "segments")
     test_attention.test_a_row_that_sees_nothing_gives_zeros(name, "float16")
 
@@ -133,11 +134,8 @@ def test_a_kernel(example, monkeypatch):
     mask = test_attention.MASKS["matrix in a cache"]
     by_both = [jax.jit(functools.partial(attend, implementation=n))(query, key, value, mask) for n in (name, "dense")]
     np.testing.assert_allclose(*by_both, atol=1e-5)
-    options = {"scale": 1.0, "dropout_rate": 0.3}
-    rng = jax.random.key(0)
-    dropped = getattr(module, name)(query, key, value, AttentionMask(), **options, dropout_rng=rng)
-    second_chunk = dense(query[:, 3:6], key, value, AttentionMask(), **options, dropout_rng=jax.random.fold_in(rng, 1))
-    np.testing.assert_allclose(dropped[:, 3:6], second_chunk, atol=1e-5)
+    with pytest.raises(UserError, match="query_chunks cannot serve here: it has no attention dropout; use auto, or"):
+        attend(query, key, value, mask, dropout_rate=0.3, dropout_rng=jax.random.key(0), implementation=name)
 
 
 TASK = "transformer/tasks/language_identification.py"

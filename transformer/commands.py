@@ -12,9 +12,9 @@ import absl.logging
 from absl import app, flags
 from ml_collections import config_flags
 
-from transformer.config import HARMLESS_KEYS, Config, default_config, flatten, from_config_dict, nearest, to_config_dict
+from transformer.config import HARMLESS_KEYS, Config, default_config, flatten, from_config_dict, to_config_dict
 from transformer.progress import ProgressHandler
-from transformer.types import UserError
+from transformer.types import UserError, nearest
 
 USER_ERROR_EXIT_CODE = 2
 ConfigFlag = flags.FlagHolder[Any]

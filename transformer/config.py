@@ -6,58 +6,86 @@ of the code reads. All errors that can be found without data or devices appear t
 """
 
 import dataclasses
-import difflib
 import json
+import math
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 from ml_collections import config_dict
 
-from transformer.types import UserError
+from transformer.types import UserError, nearest, one_of
 
-CONFIG_VERSION = 1
+CONFIG_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    source: str = "phrases"  # phrases (generated, no download) | files (parallel text)
+    source: str = "phrases"  # files | phrases (translation: generated) | topics (language_modeling: of Python's help)
     source_language: str = "en"  # also the ending of the file names
     target_language: str = "de"
-    directory: Optional[str] = None  # files: holds STEM.en and STEM.de, plain or .gz
+    directory: Optional[str] = None  # files: holds STEM.en and STEM.de, or for language_modeling STEM.txt; plain or .gz
+    documents: str = "file"  # language_modeling, files: what is a document: file | line | blank_line (ends at one)
     train: tuple[str, ...] = ("train",)  # files: the stems that make the training split
     train_weights: tuple[int, ...] = ()  # how many times each stem is read in an epoch; () = once each
     validation: str = "val"  # files: the stem of the validation split
     test: str = "test"  # files: the stem of the test split
     num_phrases: int = 60_000  # phrases: size of the training split
-    tokenizer: Optional[str] = None  # a SentencePiece model to use; None: train one on the training split
-    tokenizer_model: str = "bpe"  # bpe | unigram
-    vocab_size: int = 8_000  # pieces, special ones included; of each side if the vocabularies are separate
+    tokenizer: Optional[str] = None  # a tokenizer's file to use; None: one is made from the training split
+    tokenizer_model: str = "bpe"  # bpe | unigram (SentencePiece) | character (those of the training split) | byte
+    vocab_size: int = 8_000  # bpe, unigram: pieces, special ones included; of each side if there are two vocabularies
     joint_vocabulary: bool = True  # one vocabulary for both languages
     cache_directory: Optional[str] = None  # tokenised corpora, on local disk; None: $XDG_CACHE_HOME or ~/.cache
-    batching: str = "bucket"  # bucket (a pair a row, few shapes) | pack (several pairs a row, one shape)
+    # bucket (a pair or document a row, few shapes) | pack (several a row, one shape; none sees another) |
+    # stream (language_modeling: all documents as one text, cut into rows)
+    batching: str = "bucket"
     tokens_per_batch: int = 25_000  # positions on each side of one update's batch, over all devices
     max_source_length: int = 256  # tokens, EOS included; longer training pairs are dropped and counted
-    max_target_length: int = 256
+    max_target_length: int = 256  # language_modeling: of a row; longer documents are cut (stream: wherever it falls)
     num_buckets: int = 8  # bucket: at most so many shapes
     prefetch_batches: int = 8  # built ahead of the step
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    variant: str = "encoder_decoder"
+    variant: str = "encoder_decoder"  # encoder_decoder | decoder_only
     d_model: int = 512
     d_ff: int = 2048
     num_heads: int = 8
+    num_kv_heads: Optional[int] = None  # key/value heads, each shared by num_heads / num_kv_heads; None: num_heads
     head_dim: Optional[int] = None  # None: d_model / num_heads
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
-    norm_placement: str = "post"  # post (2017) | pre (with one more norm at the end of each stack)
+    norm: str = "layer_norm"  # layer_norm | rms_norm
+    norm_placement: str = "post"  # the names in models/layers.py
     norm_epsilon: float = 1e-6
+    attention_implementation: str = "dense"  # the names in models/attention, or auto; cached steps are always dense
+    attention_window: Optional[int] = None  # local layers see no key further away than window - 1; None: all do
+    attention_pattern: tuple[str, ...] = ("local",)  # local | global, one for each layer, repeated over the depth
+    attention_logit_softcap: Optional[float] = None  # logits become cap * tanh(logits / cap); None: they stay
+    attention_biases: tuple[str, ...] = ("query", "key", "value", "output")  # the projections that have one
+    scale_attention: bool = True  # divide the dot products by sqrt(head_dim)
+    qk_norm: bool = False  # normalise each head's queries and keys (RMS, with a trained scale)
     position_encoding: str = "sinusoidal"  # the names in models/positions.py
+    max_positions: int = 1_024  # learned: size of the table
+    rotary_theta: float = 10_000.0  # rotary: the longest wavelength is 2 pi theta
+    rotary_fraction: float = 1.0  # rotary: the share of head_dim that is turned
+    rotary_scaling: str = "none"  # rotary: none | linear | ntk | llama3 | yarn, for longer texts than in training
+    rotary_scaling_factor: float = 1.0  # rotary: how many times as long
+    rotary_original_length: int = 512  # rotary: length in training; llama3 and yarn need it
+    relative_num_buckets: int = 32  # relative_bias
+    relative_max_distance: int = 128  # relative_bias: distances from there on share a bucket
     activation: str = "relu"  # the names in models/feed_forward.py
-    attention_implementation: str = "dense"  # the names in models/attention
-    attention_bias: bool = True  # biases on the query, key, value and output projections
+    feed_forward_bias: bool = True
+    num_experts: int = 0  # of a mixture in place of the feed-forward; 0: none
+    experts_every: int = 1  # every n-th layer has a mixture, the others a feed-forward
+    experts_per_token: int = 2
+    expert_dispatch: str = "dropless"  # dropless | capacity (tokens beyond an expert's capacity skip it)
+    expert_capacity_factor: float = 1.25  # capacity: an expert takes factor * tokens * experts_per_token / num_experts
+    expert_router: str = "softmax"  # softmax | sigmoid (with a bias for the choice that evens out the load)
+    d_ff_shared: int = 0  # width of one more expert that every token passes; 0: none
+    load_balancing_weight: float = 0.01  # of the load-balancing loss in the training loss
+    router_z_weight: float = 0.001  # of the router's z-loss
     shared_embeddings: str = "all"  # all (source, target, softmax) | target (target, softmax) | none
     scale_embeddings: bool = True  # multiply embeddings by sqrt(d_model)
     dropout_rate: float = 0.1  # on sub-layer outputs and on the sums of embeddings and positions
@@ -115,6 +143,7 @@ class DecodingConfig:
 class EvaluationConfig:
     beam_size: int = 4  # of the BLEU during training (1: greedy)
     max_examples: Optional[int] = None  # of the validation split that are translated during training; None: all
+    stride: Optional[int] = None  # language_modeling: tokens from window to window; None: half of max_target_length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,12 +262,14 @@ def check(config: Config) -> None:
 
     _at_least("seed", config.seed, 0)
     _at_least("decoding.seed", decoding.seed, 0)
-    _one_of("data.source", data.source, ("phrases", "files"))
-    _one_of("data.tokenizer_model", data.tokenizer_model, ("bpe", "unigram"))
-    _one_of("data.batching", data.batching, ("bucket", "pack"))
+    _one_of("data.source", data.source, ("files", "phrases", "topics"))
+    _one_of("data.documents", data.documents, ("file", "line", "blank_line"))
+    _one_of("data.tokenizer_model", data.tokenizer_model, ("bpe", "unigram", "character", "byte"))
+    _one_of("data.batching", data.batching, ("bucket", "pack", "stream"))
     for key in ("num_phrases", "vocab_size", "tokens_per_batch", "num_buckets"):
         _at_least(f"data.{key}", getattr(data, key), 1)
-    for key in ("max_source_length", "max_target_length"):
+    sides = ("target",) if model.variant == "decoder_only" else ("source", "target")
+    for key in (f"max_{side}_length" for side in sides):
         _at_least(f"data.{key}", getattr(data, key), 2)
         if getattr(data, key) > data.tokens_per_batch:
             raise UserError(
@@ -247,10 +278,9 @@ def check(config: Config) -> None:
             )
     _at_least("data.prefetch_batches", data.prefetch_batches, 0)
     if data.source == "files" and data.directory is None:
-        raise UserError(
-            f"data.directory is not set; give the folder that holds {data.train[0]}.{data.source_language} and "
-            f"{data.train[0]}.{data.target_language}: --config.data.directory=DIR"
-        )
+        endings = ("txt",) if model.variant == "decoder_only" else (data.source_language, data.target_language)
+        names = " and ".join(f"{data.train[0]}.{ending}" for ending in endings)
+        raise UserError(f"data.directory is not set; give the folder that holds {names}: --config.data.directory=DIR")
     if data.train_weights and len(data.train_weights) != len(data.train):
         raise UserError(
             f"data.train_weights={data.train_weights} must have one number for each of data.train={data.train}"
@@ -258,20 +288,40 @@ def check(config: Config) -> None:
     if any(weight < 1 for weight in data.train_weights):
         raise UserError(f"data.train_weights={data.train_weights} must all be whole numbers from 1 up")
 
-    _one_of("model.variant", model.variant, ("encoder_decoder",))
-    _one_of("model.norm_placement", model.norm_placement, ("post", "pre"))
+    _one_of("model.variant", model.variant, ("encoder_decoder", "decoder_only"))
     _one_of("model.shared_embeddings", model.shared_embeddings, ("all", "target", "none"))
     _one_of("model.dtype", model.dtype, ("float32", "bfloat16"))
     for key in ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers", "scan_unroll"):
         _at_least(f"model.{key}", getattr(model, key), 1)
     for key in ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate"):
         _within(f"model.{key}", getattr(model, key), 0.0, 1.0)
-    if model.head_dim is None and model.d_model % model.num_heads:
-        divisors = [str(n) for n in range(1, model.d_model + 1) if model.d_model % n == 0][:12]
+    _check_attention(model)
+    _check_experts(model)
+    if model.num_experts and model.expert_dispatch == "capacity" and data.batching == "pack":
         raise UserError(
-            f"model.num_heads={model.num_heads} does not divide model.d_model={model.d_model}; "
-            f"use one of {', '.join(divisors)}, or state model.head_dim"
+            "model.expert_dispatch=capacity with data.batching=pack lets the texts of a row take each other's "
+            "capacity; use data.batching=bucket or model.expert_dispatch=dropless"
         )
+    turn = math.lcm(len(model.attention_pattern), model.experts_every if model.num_experts else 1)
+    for key in ("num_encoder_layers", "num_decoder_layers"):
+        if getattr(model, key) % turn:
+            raise UserError(
+                f"model.{key}={getattr(model, key)} is no multiple of {turn}, after which "
+                f"model.attention_pattern={','.join(model.attention_pattern)} and "
+                f"model.experts_every={model.experts_every} repeat"
+            )
+    if model.position_encoding == "learned":
+        for name, length in (
+            *((f"data.max_{side}_length", getattr(data, f"max_{side}_length")) for side in sides),
+            (
+                "decoding.max_source_length + decoding.max_extra_tokens",
+                decoding.max_source_length + decoding.max_extra_tokens,
+            ),
+        ):
+            if length > model.max_positions:
+                raise UserError(
+                    f"{name}={length} is more than model.max_positions={model.max_positions} can tell apart"
+                )
     if model.shared_embeddings == "all" and not data.joint_vocabulary:
         raise UserError(
             "model.shared_embeddings=all needs one vocabulary for both languages; set data.joint_vocabulary=True or "
@@ -304,26 +354,93 @@ def check(config: Config) -> None:
     if not 0 < decoding.top_p <= 1:
         raise UserError(f"decoding.top_p={decoding.top_p} must lie above 0 and at most at 1")
     _at_least("evaluation.beam_size", config.evaluation.beam_size, 1)
+    stride = config.evaluation.stride
+    if stride is not None and not 1 <= stride <= data.max_target_length:
+        raise UserError(
+            f"evaluation.stride={stride} must lie in 1 to data.max_target_length={data.max_target_length}, or tokens "
+            "would be left out"
+        )
     _one_of("mesh.platform", config.mesh.platform, ("auto", "cpu", "gpu", "tpu"))
     if config.mesh.data != -1:
         _at_least("mesh.data", config.mesh.data, 1)
 
 
-def one_of(key: str, value: str, table: Mapping[str, Any]) -> Any:
-    """The entry of a table of named parts, or an error that lists the names."""
-    _one_of(key, value, tuple(table))
-    return table[value]
+def _check_attention(model: ModelConfig) -> None:
+    if model.head_dim is None and model.d_model % model.num_heads:
+        divisors = [str(n) for n in range(1, model.d_model + 1) if model.d_model % n == 0][:12]
+        raise UserError(
+            f"model.num_heads={model.num_heads} does not divide model.d_model={model.d_model}; "
+            f"use one of {', '.join(divisors)}, or state model.head_dim"
+        )
+    if model.num_kv_heads is not None:
+        divisors = [str(n) for n in range(1, model.num_heads + 1) if model.num_heads % n == 0]
+        if str(model.num_kv_heads) not in divisors:
+            raise UserError(
+                f"model.num_kv_heads={model.num_kv_heads} does not divide model.num_heads={model.num_heads}; "
+                f"use one of {', '.join(divisors)}"
+            )
+    if not model.attention_pattern:
+        raise UserError("model.attention_pattern is empty; use local, or for example local,local,local,global")
+    for name in model.attention_pattern:
+        _one_of("model.attention_pattern", name, ("local", "global"))
+    if model.attention_window is not None:
+        _at_least("model.attention_window", model.attention_window, 1)
+    elif "global" in model.attention_pattern and "local" in model.attention_pattern:
+        raise UserError(
+            f"model.attention_pattern={','.join(model.attention_pattern)} does nothing without model.attention_window"
+        )
+    if model.attention_logit_softcap is not None and model.attention_logit_softcap <= 0:
+        raise UserError(f"model.attention_logit_softcap={model.attention_logit_softcap} must be above 0, or None")
+    for name in model.attention_biases:
+        _one_of("model.attention_biases", name, ("query", "key", "value", "output"))
+    _one_of("model.rotary_scaling", model.rotary_scaling, ("none", "linear", "ntk", "llama3", "yarn"))
+    if model.position_encoding == "rotary":
+        head_dim = model.head_dim or model.d_model // model.num_heads
+        turned = head_dim * model.rotary_fraction
+        if turned != int(turned) or turned % 2 or not 2 <= turned <= head_dim:
+            raise UserError(
+                f"model.rotary_fraction={model.rotary_fraction} of a head of {head_dim} is {turned:g} components; it "
+                "must be an even number of them, at least 2"
+            )
+        if model.rotary_scaling == "ntk" and turned == 2:
+            raise UserError("model.rotary_scaling=ntk needs heads of which more than 2 components are turned")
+        if model.rotary_scaling_factor < 1 or model.rotary_theta <= 1 or model.rotary_original_length < 1:
+            raise UserError(
+                f"model.rotary_scaling_factor={model.rotary_scaling_factor} and model.rotary_original_length="
+                f"{model.rotary_original_length} must be at least 1, model.rotary_theta={model.rotary_theta} above 1"
+            )
+    if model.position_encoding == "relative_bias":
+        buckets, distance = model.relative_num_buckets, model.relative_max_distance
+        if buckets < 4 or buckets % 4 or distance <= buckets // 2:
+            raise UserError(
+                f"model.relative_num_buckets={buckets} must be a multiple of 4, and "
+                f"model.relative_max_distance={distance} more than half of it"
+            )
+    if model.position_encoding == "learned":
+        _at_least("model.max_positions", model.max_positions, 1)
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """``; did you mean ...?`` where a name is near, else nothing."""
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f"; did you mean {found[0]}?" if found else ""
+def _check_experts(model: ModelConfig) -> None:
+    _at_least("model.num_experts", model.num_experts, 0)
+    _at_least("model.experts_every", model.experts_every, 1)
+    _one_of("model.expert_dispatch", model.expert_dispatch, ("dropless", "capacity"))
+    _one_of("model.expert_router", model.expert_router, ("softmax", "sigmoid"))
+    _at_least("model.d_ff_shared", model.d_ff_shared, 0)
+    if model.num_experts and not 1 <= model.experts_per_token <= model.num_experts:
+        raise UserError(
+            f"model.experts_per_token={model.experts_per_token} must lie in 1 to model.num_experts={model.num_experts}"
+        )
+    if model.num_experts > 1 and model.expert_router == "sigmoid" and model.experts_per_token == 1:
+        raise UserError(
+            "model.expert_router=sigmoid with model.experts_per_token=1 gives every chosen expert the weight 1: the "
+            "router learns nothing from the output; use softmax, or more experts for a token"
+        )
+    if model.expert_capacity_factor <= 0:
+        raise UserError(f"model.expert_capacity_factor={model.expert_capacity_factor} must be above 0")
 
 
 def _one_of(key: str, value: str, names: tuple[str, ...]) -> None:
-    if value not in names:
-        raise UserError(f"{key}={value} is not one of {', '.join(names)}{nearest(str(value), names)}")
+    one_of(key, value, dict.fromkeys(names))
 
 
 def _at_least(key: str, value: int, least: int) -> None:
@@ -371,6 +488,8 @@ def _convert(key: str, value: Any, wanted: Any) -> Any:
     if typing.get_origin(wanted) is tuple:
         if isinstance(value, str) or not isinstance(value, (tuple, list)):
             raise UserError(f"{key}={value!r} must be a list, for example --config.{key}=\"('a', 'b')\"")
+        if len(value) == 1 and isinstance(value[0], str):  # what a flag --config.KEY=a,b comes as
+            value = [item.strip() for item in value[0].split(",")]
         return tuple(_convert(key, item, typing.get_args(wanted)[0]) for item in value)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

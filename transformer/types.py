@@ -4,10 +4,11 @@ Arrays of rank two and up end in the letters of their axes (``query_BTHK``):
 
     B batch    T queries, target positions    S keys, source positions    D model width
     H heads    G key/value heads              K size of a head            F feed-forward width
-    V vocabulary    W beam    L layers    N slots of a cache
+    V vocabulary    W beam    L layers    N slots of a cache    E experts    J experts of one token
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -20,6 +21,23 @@ class UserError(Exception):
 
     The message names the place (path, line, dotted key), the value and the remedy.
     """
+
+
+def one_of(key: str, value: str, table: Mapping[str, Any]) -> Any:
+    """The entry of a table of named parts.
+
+    Raises:
+      UserError: for a name that is not there, with all that are and the nearest.
+    """
+    if value not in table:
+        raise UserError(f"{key}={value} is not one of {', '.join(table)}{nearest(value, table)}")
+    return table[value]
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """``; did you mean ...?`` where a name is near, else nothing."""
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 class Seq2SeqBatch(NamedTuple):
@@ -43,6 +61,23 @@ class Seq2SeqBatch(NamedTuple):
     decoder_loss_weights: Any
     decoder_segment_ids: Any
     decoder_positions: Any
+
+
+class TokenBatch(NamedTuple):
+    """One batch of text, in rows of a part of a document or of the stream of all, or of several documents (``pack``).
+
+    input_tokens   [B, T]  int32, of each target the token before it, EOS before a document's first
+    target_tokens  [B, T]  int32, a document's tokens and EOS; after the last, if the row has room, padding
+    loss_weights   [B, T]  float32, 1 where a target counts, else 0
+    segment_ids    [B, T]  int32, 1, 2, ... for the parts of documents in a row, 0 for padding
+    positions      [B, T]  int32, start anew at 0 in every segment
+    """
+
+    input_tokens: Any
+    target_tokens: Any
+    loss_weights: Any
+    segment_ids: Any
+    positions: Any
 
 
 class Candidate(NamedTuple):
@@ -109,7 +144,8 @@ class Task(Protocol):
         """Every score of ``data``, each example counted once.
 
         Args:
-          data: the name of a split, or files by role (``source`` and ``reference``, or ``source`` and ``hypothesis``).
+          data: the name of a split, or files by role: ``source`` and ``reference``, ``source`` and ``hypothesis``, or
+            ``text``.
           during_training: with what ``config.evaluation`` says, which is quicker.
           outputs: where the predictions are written, one a line.
         """

@@ -1,8 +1,10 @@
-"""Attention and its mask once more, in NumPy and float64, one query and one key at a time."""
+"""Attention in NumPy and float64, its mask and its buckets decided for one query and one key at a time."""
 
 import math
 
 import numpy as np
+
+from transformer.models.attention.biases import Alibi
 
 
 def sees(mask, b: int, t: int, s: int) -> bool:
@@ -32,23 +34,60 @@ def sees(mask, b: int, t: int, s: int) -> bool:
     return mask.window is None or abs(query_position - key_position) < mask.window
 
 
-def attention(query_BTHK, key_BSGK, value_BSGK, mask, scale=None):
-    """Output [B, T, H, K] and weights [B, H, T, S]."""
+def sees_all(mask, B: int, T: int, S: int) -> np.ndarray:
+    """[B, T, S]: ``sees`` of every query and key."""
+    return np.array([[[sees(mask, b, t, s) for s in range(S)] for t in range(T)] for b in range(B)])
+
+
+def distances(mask, B: int, T: int, S: int) -> np.ndarray:
+    """[B, T, S]: the key's position less the query's."""
+
+    def positions(values, number):
+        return np.arange(number)[None] if values is None else np.asarray(values)
+
+    found = positions(mask.key_positions, S)[:, None, :] - positions(mask.query_positions, T)[:, :, None]
+    return np.broadcast_to(found, (B, T, S))
+
+
+def added(bias, mask, B: int, T: int, S: int) -> np.ndarray:
+    """[B, H, T, S]: what the bias adds to the logits."""
+    found = distances(mask, B, T, S)
+    if isinstance(bias, Alibi):
+        return -np.asarray(bias.slopes)[:, None, None] * np.abs(found)[:, None]
+    buckets = np.vectorize(lambda d: bucket(d, len(bias.table), bias.bidirectional, bias.max_distance))(found)
+    return np.moveaxis(np.asarray(bias.table)[buckets], -1, 1)
+
+
+def bucket(distance: int, buckets: int, bidirectional: bool, max_distance: int) -> int:
+    """T5's, one distance at a time."""
+    first = 0
+    if bidirectional:
+        buckets //= 2
+        if distance > 0:
+            first = buckets
+    elif distance > 0:
+        return 0
+    distance, exact = abs(distance), buckets // 2
+    if distance < exact:
+        return first + distance
+    far = exact + int(math.log(distance / exact) / math.log(max_distance / exact) * (buckets - exact) + 1e-6)
+    return first + min(far, buckets - 1)
+
+
+def attention(query_BTHK, key_BSGK, value_BSGK, mask, scale=None, bias=None, softcap=None, seen_BTS=None):
+    """Output [B, T, H, K] and weights [B, H, T, S]; ``seen_BTS`` is what ``sees_all`` gives, if it is known."""
     query, key, value = (np.asarray(array, np.float64) for array in (query_BTHK, key_BSGK, value_BSGK))
     B, T, H, K = query.shape
     S, G = key.shape[1:3]
-    output, weights = np.zeros((B, T, H, K)), np.zeros((B, H, T, S))
-    scale = 1 / math.sqrt(K) if scale is None else scale
-    for b in range(B):
-        for t in range(T):
-            keys = [s for s in range(S) if sees(mask, b, t, s)]
-            if not keys:
-                continue
-            for h in range(H):
-                g = h // (H // G)
-                scores = np.array([query[b, t, h] @ key[b, s, g] * scale for s in keys])
-                shares = np.exp(scores - scores.max())
-                shares /= shares.sum()
-                weights[b, h, t, keys] = shares
-                output[b, t, h] = shares @ value[b, keys, g]
-    return output, weights
+    seen = (sees_all(mask, B, T, S) if seen_BTS is None else seen_BTS)[:, None]
+    key, value = (np.repeat(array, H // G, axis=2) for array in (key, value))  # head h uses h // (H // G)
+    logits = np.einsum("bthk,bshk->bhts", query, key) * (1 / math.sqrt(K) if scale is None else scale)
+    if softcap is not None:
+        logits = softcap * np.tanh(logits / softcap)
+    if bias is not None:
+        logits = logits + added(bias, mask, B, T, S)
+    top = np.max(logits, axis=-1, keepdims=True, where=seen, initial=-1e30)
+    shares = np.where(seen, np.exp(np.where(seen, logits - top, 0)), 0)
+    sums = shares.sum(axis=-1, keepdims=True)
+    weights = shares / np.where(sums == 0, 1, sums)
+    return np.einsum("bhts,bshk->bthk", weights, value), weights

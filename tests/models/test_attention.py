@@ -1,12 +1,15 @@
 """Every kernel against the oracle, for every kind of mask; and what must never leak."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.models import oracle
-from transformer.models.attention import KERNELS, attend, attention_weights
+from transformer.models.attention import KERNELS, attend, attention_weights, blockwise, local
+from transformer.models.attention.biases import Alibi, RelativeBias, alibi_slopes
 from transformer.models.masks import AttentionMask
 from transformer.types import UserError
 
@@ -34,48 +37,136 @@ MASKS = {
         causal=True, query_positions=POSITIONS_T, key_positions=POSITIONS_S, matrix=MATRIX
     ),
 }
+# Of as many queries as keys, S of each, for kernels that know nothing else.
+PACKED = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]], np.int32)
+PACKED_POSITIONS = np.array([[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 0], range(S)], np.int32)
+SELF_LENGTHS = np.array([8, 0], np.int32)
+MASKS |= {
+    f"self: {name}": mask
+    for name, mask in {
+        "window": AttentionMask(window=3),
+        "causal window": AttentionMask(causal=True, window=6),
+        "causal window of one": AttentionMask(causal=True, window=1),
+        "wide window": AttentionMask(causal=True, window=40),
+        "window, lengths": AttentionMask(window=4, query_lengths=SELF_LENGTHS, key_lengths=SELF_LENGTHS),
+        "window, packed": AttentionMask(causal=True, window=3, query_segment_ids=PACKED, key_segment_ids=PACKED),
+        "window, packed, positions": AttentionMask(
+            causal=True,
+            window=3,
+            query_segment_ids=PACKED,
+            key_segment_ids=PACKED,
+            query_positions=PACKED_POSITIONS,
+            key_positions=PACKED_POSITIONS,
+        ),
+    }.items()
+}
 TOLERANCE = {"float32": 1e-5, "bfloat16": 3e-2}
+BIASES = {
+    None: None,
+    "alibi": Alibi(alibi_slopes(H)),
+    "relative": RelativeBias(np.random.default_rng(4).normal(size=(8, H)).astype(np.float32), True, 7),
+    "relative, causal": RelativeBias(np.random.default_rng(5).normal(size=(6, H)).astype(np.float32), False, 9),
+}
+HERE = [name for name in KERNELS if name not in ("fused", "splash")]  # those have tests of their own
+CASES = [
+    (implementation, mask)
+    for implementation in HERE
+    for mask in MASKS
+    if implementation != "local" or mask.startswith("self: ")
+]
 
 
-def arrays(groups: int, dtype: str = "float32", seed: int = 0):
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """So that a short row has several."""
+    monkeypatch.setattr(blockwise, "BLOCK", 4)
+    monkeypatch.setattr(local, "BLOCK", 4)
+
+
+def num_queries(mask: str) -> int:
+    return S if mask.startswith("self: ") else T
+
+
+def arrays(groups: int, dtype: str = "float32", seed: int = 0, queries: int = T):
     rng = np.random.default_rng(seed)
-    shapes = (B, T, H, K), (B, S, groups, K), (B, S, groups, K)
+    shapes = (B, queries, H, K), (B, S, groups, K), (B, S, groups, K)
     return tuple(rng.normal(size=shape).astype(jnp.dtype(dtype)) for shape in shapes)
 
 
-@pytest.mark.parametrize("implementation", KERNELS)
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("implementation", "mask"), CASES)
 def test_kernels_agree_with_the_oracle_forward_and_gradient(implementation, mask):
-    for groups, dtype in ((6, "float32"), (2, "bfloat16")):
-        query, key, value = arrays(groups, dtype)
-        run = jax.jit(lambda q, k, v: attend(q, k, v, MASKS[mask], implementation=implementation))
-        expected, weights = oracle.attention(query, key, value, MASKS[mask])
-        np.testing.assert_allclose(np.asarray(run(query, key, value), np.float64), expected, atol=TOLERANCE[dtype])
-        got = jax.jit(attention_weights)(query, key, MASKS[mask])
+    """Groupings of heads, dtypes, biases and caps are spread over the masks; the slow test has them all."""
+    number = list(MASKS).index(mask)
+    bias = list(BIASES)[number % len(BIASES)]
+    softcap = 1.5 if number % 3 == 0 else None
+    agrees_with_the_oracle(implementation, mask, groups=2, dtype="float32", bias=bias, softcap=softcap)
+    agrees_with_the_oracle(implementation, mask, groups=6, dtype="bfloat16", bias=None, softcap=None, gradient=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("implementation", "mask"), CASES)
+def test_every_kernel_mask_grouping_bias_cap_and_dtype(implementation, mask):
+    for number, (bias, softcap) in enumerate(itertools.product(BIASES, (None, 0.7))):
+        agrees_with_the_oracle(implementation, mask, (1, 3)[(number + number // 2) % 2], "float32", bias, softcap)
+    agrees_with_the_oracle(implementation, mask, 3, "bfloat16", "relative", 0.7, gradient=False)
+
+
+def agrees_with_the_oracle(implementation, mask, groups, dtype, bias, softcap, gradient=True):
+    query, key, value = arrays(groups, dtype, queries=num_queries(mask))
+    description, options = MASKS[mask], {"bias": BIASES[bias], "softcap": softcap}
+    rng = np.random.default_rng(2)
+    cotangent = rng.normal(size=query.shape)
+
+    def run(query, key, value, bias):
+        return attend(
+            query, key, value, description, bias=bias, softcap=softcap, implementation=implementation
+        )  # fmt: skip
+
+    @jax.jit
+    def run_and_differentiate(*inputs):
+        output, pullback = jax.vjp(run, *inputs)
+        return output, pullback(cotangent.astype(output.dtype))
+
+    seen = oracle.sees_all(description, *query.shape[:2], S)
+    inputs = (query, key, value, BIASES[bias])
+    output, gradients = run_and_differentiate(*inputs)
+    expected, weights = oracle.attention(query, key, value, description, **options, seen_BTS=seen)
+    assert output.dtype == dtype
+    np.testing.assert_allclose(np.asarray(output, np.float64), expected, atol=TOLERANCE[dtype])
+    if implementation == "dense":
+        got = jax.jit(lambda query, key: attention_weights(query, key, description, **options))(query, key)
         np.testing.assert_allclose(np.asarray(got, np.float64), weights, atol=TOLERANCE[dtype])
+    if not gradient:
+        return
 
     # The gradient of a random projection of the output, by differences of the oracle along random directions.
-    query, key, value = arrays(2, seed=1)
-    rng = np.random.default_rng(2)
-    cotangent = rng.normal(size=expected.shape)
-    gradients = jax.jit(jax.grad(lambda *qkv: jnp.sum(run(*qkv) * cotangent), argnums=(0, 1, 2)))(query, key, value)
+    leaves, gradients = jax.tree.leaves(inputs), jax.tree.leaves(gradients)
     for number, gradient in enumerate(gradients):
         direction = rng.normal(size=gradient.shape)
 
         def moved(step, number=number, direction=direction):
-            inputs = [np.asarray(array, np.float64) for array in (query, key, value)]
-            inputs[number] = inputs[number] + step * direction
-            return np.sum(oracle.attention(*inputs, MASKS[mask])[0] * cotangent)
+            changed = [np.asarray(array, np.float64) for array in leaves]
+            changed[number] = changed[number] + step * direction
+            *qkv, moved_bias = jax.tree.unflatten(jax.tree.structure(inputs), changed)
+            options = {"bias": moved_bias, "softcap": softcap, "seen_BTS": seen}
+            return np.sum(oracle.attention(*qkv, description, **options)[0] * cotangent)
 
         slope = (moved(1e-5) - moved(-1e-5)) / 2e-5
         assert np.sum(np.asarray(gradient, np.float64) * direction) == pytest.approx(slope, abs=2e-3)
 
 
-@pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-@pytest.mark.parametrize("mask", ["both lengths", "segments", "cache"])
+@pytest.mark.parametrize(
+    ("implementation", "mask"),
+    [
+        case
+        for case in CASES
+        if case[1] in ("both lengths", "segments", "cache", "self: window, lengths", "self: window, packed")
+    ],
+)
 def test_padding_never_reaches_an_output_or_a_gradient(implementation, poison, mask):
-    query, key, value = arrays(3)
+    T = num_queries(mask)
+    query, key, value = arrays(3, queries=T)
     mask = MASKS[mask]
     present_T = np.array([[any(oracle.sees(mask, b, t, s) for s in range(S)) for t in range(T)] for b in range(B)])
     present_S = np.array([[any(oracle.sees(mask, b, t, s) for t in range(T)) for s in range(S)] for b in range(B)])
@@ -113,11 +204,11 @@ def test_padding_never_reaches_an_output_or_a_gradient(implementation, poison, m
     assert not np.asarray(gradients[2])[~present_S].any()
 
 
-@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("implementation", HERE)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_a_row_that_sees_nothing_gives_zeros(implementation, dtype):
-    query, key, value = arrays(6, dtype)
-    mask = AttentionMask(matrix=np.zeros((B, T, S), bool))
+    query, key, value = arrays(6, dtype, queries=S)
+    mask = AttentionMask(window=3, key_lengths=np.zeros(B, np.int32))
 
     @jax.jit
     def run(*qkv):

@@ -23,7 +23,7 @@ from transformer.types import Seq2SeqBatch
 BIG = {"d_model": 1024, "d_ff": 4096, "num_heads": 16}
 VARIANTS = {
     "2017": CONFIG,
-    "pre-norm, no attention biases": config(norm_placement="pre", attention_bias=False, shared_embeddings="target"),
+    "pre-norm, no attention biases": config(norm_placement="pre", attention_biases=(), shared_embeddings="target"),
     "bfloat16, half-split, own head size": config(
         dtype="bfloat16",
         position_encoding="sinusoidal_half_split",
@@ -31,7 +31,49 @@ VARIANTS = {
         shared_embeddings="none",
         scan_unroll=2,
     ),
-}
+    "rotary, grouped heads, gated, RMS": config(
+        position_encoding="rotary",
+        num_heads=6,
+        num_kv_heads=3,
+        head_dim=4,
+        activation="swiglu",
+        norm="rms_norm",
+        norm_placement="pre",
+        attention_biases=("query", "value"),
+        feed_forward_bias=False,
+    ),
+    "window, partial rotary by YaRN": config(
+        attention_window=3, position_encoding="rotary", head_dim=8, rotary_fraction=0.5, rotary_scaling="yarn",
+        rotary_scaling_factor=4.0, rotary_original_length=8,
+    ),
+    "pattern of windows, relative bias, cap": config(
+        attention_window=2,
+        attention_pattern=("local", "local", "global"),
+        num_encoder_layers=3,
+        position_encoding="relative_bias",
+        relative_num_buckets=8,
+        relative_max_distance=5,
+        attention_logit_softcap=0.8,
+        norm_placement="sandwich",
+        activation="geglu",
+    ),
+    "alibi, one key/value head, DeepNorm, normalised queries and keys, no scale": config(
+        position_encoding="alibi", num_kv_heads=1, norm_placement="deep_norm", qk_norm=True, scale_attention=False
+    ),
+    "learned, experts in every second layer": config(
+        position_encoding="learned",
+        max_positions=11,
+        num_experts=3,
+        experts_every=2,
+        num_decoder_layers=2,
+        d_ff_shared=5,
+        activation="gelu",
+    ),
+    "window and experts, no positions": config(
+        attention_window=4, position_encoding="none", num_experts=4, expert_router="sigmoid", activation="reglu",
+        norm_placement="pre",
+    ),
+}  # fmt: skip
 
 
 def abstract_params(model_config: ModelConfig, vocab_size: int):
@@ -44,7 +86,7 @@ def abstract_params(model_config: ModelConfig, vocab_size: int):
     ("changes", "vocab_size", "base", "big"),
     [
         ({}, 37_000, 63_082_496, 214_245_376),
-        ({"attention_bias": False}, 37_000, 63_045_632, 214_171_648),
+        ({"attention_biases": ()}, 37_000, 63_045_632, 214_171_648),
         ({}, 32_768, 60_915_712, 209_911_808),
         ({"norm_placement": "pre"}, 32_000, 60_524_544, 209_129_472),
         ({"shared_embeddings": "none"}, 37_000, 100_970_496, 290_021_376),
@@ -181,7 +223,7 @@ def test_cached_decoding_equals_the_full_forward_pass(variant):
         )  # fmt: skip
 
     tolerance = 0.15 if VARIANTS[variant].dtype == "bfloat16" else 2e-5
-    for first in (1, 3):
+    for first in (1, 3, 5):
         cache = init_cache(VARIANTS[variant], 3, 7)
         bounds = [0, *range(first, 8)]
         for start, stop in itertools.pairwise(bounds):

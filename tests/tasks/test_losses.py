@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, cross_entropy
+from transformer.config import ModelConfig
+from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
 from transformer.types import UserError
 
 B, T, V = 3, 5, 11
@@ -160,3 +161,27 @@ def test_unknown_form_and_missing_padding_id():
         loss_of(logits, targets, weights, "other")
     with pytest.raises(ValueError, match="needs padding_id"):
         cross_entropy(*map(jnp.asarray, (logits, targets, weights)), label_smoothing=0.1, form="without_padding")
+
+
+def test_auxiliary_losses_are_added_with_their_weights_and_logged():
+    """Two layers scanned in the decoder, one in the encoder: each layer's mean counts once."""
+    collected = {
+        "sums": {
+            "encoder": {"layers": {"feed_forward": {"load_balancing": (jnp.array([6.0]), jnp.array([3.0]))}}},
+            "decoder": {
+                "layers": {
+                    "feed_forward": {
+                        "load_balancing": (jnp.array([4.0, 10.0]), jnp.array([2.0, 2.0])),
+                        "router_z": (jnp.array([8.0, 0.0]), jnp.array([2.0, 2.0])),
+                        "dropped_share": (jnp.array([1.0, 0.0]), jnp.array([4.0, 4.0])),
+                    }
+                }
+            },
+        }
+    }
+    config = ModelConfig(load_balancing_weight=0.5, router_z_weight=0.25)
+    sums = add_auxiliary_losses({"loss": (jnp.array(7.0), jnp.array(10.0))}, collected, config)
+    assert float(sums["loss"][0]) == 7 + 10 * (0.5 * (2 + 2 + 5) + 0.25 * 4)
+    assert tuple(map(float, sums["load_balancing"])) == (20, 7)
+    assert tuple(map(float, sums["dropped_share"])) == (1, 8)
+    assert add_auxiliary_losses({"loss": (1.0, 2.0)}, {}, config) == {"loss": (1.0, 2.0)}

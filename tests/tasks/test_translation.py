@@ -100,9 +100,21 @@ def test_n_best_is_sorted_and_its_best_is_the_best(task, params):
         assert [c.score for c in found] == sorted((c.score for c in found), reverse=True)
 
 
-@pytest.mark.parametrize("method", ["beam", "sample"])
-def test_reported_scores_are_those_of_teacher_forcing(task, params, method):
+WINDOWS = {
+    "attention_window": 2,
+    "attention_pattern": ("local", "global"),
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "position_encoding": "alibi",
+}
+
+
+@pytest.mark.parametrize(("method", "changes"), [("beam", {}), ("sample", {}), ("beam", WINDOWS)])
+def test_reported_scores_are_those_of_teacher_forcing(config, task, params, method, changes):
     """Hypotheses change places many times over the one row of slots that they share; the sums must still be right."""
+    if changes:
+        task = make_task(dataclasses.replace(config, model=dataclasses.replace(config.model, **changes)))
+        params = jax.tree.map(np.array, unbox(jax.jit(task.init)(jax.random.key(1))))
     tokenizer = task.tokenizer
     inputs = [[*tokenizer.encode(f"the number {n}"), tokenizer.eos_id] for n in (3, 17, 81)]
     lengths = np.array([len(ids) for ids in inputs], np.int32)
@@ -201,6 +213,28 @@ def test_unsmoothed_nats_in_training_are_those_of_evaluation(task, params):
     assert count == batch.decoder_loss_weights.sum()
 
 
+def test_a_mixture_of_experts_trains_and_reports_its_load(config):
+    """Its losses are in the loss, its statistics beside it, and padding is in neither."""
+    experts = {"num_experts": 3, "experts_per_token": 2, "position_encoding": "rotary", "activation": "swiglu"}
+    task = make_task(dataclasses.replace(config, model=dataclasses.replace(config.model, **experts)))
+    params = unbox(jax.jit(task.init)(jax.random.key(0)))
+    batch = task.batch(0)
+    sums, gradients = jax.jit(
+        lambda p, b: (lambda loss: jax.value_and_grad(loss, has_aux=True)(p))(
+            lambda p: (lambda sums: (sums["loss"][0], sums))(task.loss(p, b, None))
+        )
+    )(params, batch)
+    (total, sums) = sums
+    tokens = (batch.encoder_segment_ids != 0).sum() + (batch.decoder_segment_ids != 0).sum()
+    assert float(sums["load_balancing"][1]) == tokens
+    mean = {name: float(value / count) for name, (value, count) in sums.items()}
+    assert 1 <= mean["expert_load_max"] <= 3 and mean["dropped_share"] == 0
+    assert 0 < mean["router_entropy"] <= math.log(3) + 1e-6
+    assert float(total / sums["loss"][1]) > mean["nll"] * 0.9
+    router = gradients["decoder"]["layers"]["feed_forward"]["router"]["kernel"]
+    assert (np.abs(router).max(axis=(1, 2)) > 0).all()
+
+
 def test_work_counts_real_tokens(task):
     batch = task.batch(0)
     work = task.work(batch)
@@ -211,5 +245,8 @@ def test_work_counts_real_tokens(task):
 
 def test_names_of_parts_are_checked_before_the_text_is_read(config):
     wrong = dataclasses.replace(config, model=dataclasses.replace(config.model, activation="rellu"))
-    with pytest.raises(UserError, match=r"model.activation=rellu is not one of relu; did you mean relu\?"):
+    with pytest.raises(UserError, match=r"model.activation=rellu is not one of relu, .*did you mean relu\?"):
         make_task(wrong)
+    limited = dataclasses.replace(config.model, num_experts=2, expert_dispatch="capacity")
+    with pytest.raises(UserError, match=r"capacity cannot decode token by token.*use dropless"):
+        make_task(dataclasses.replace(config, model=limited))

@@ -9,7 +9,7 @@ import numpy as np
 from tests.models.small import NO_MASKS, V, config
 from transformer.models.seq2seq import Seq2Seq
 from transformer.tasks.losses import cross_entropy
-from transformer.tasks.translation import logits
+from transformer.tasks.translation import logits_and_sums
 from transformer.types import Seq2SeqBatch, Task
 
 
@@ -24,7 +24,7 @@ class SmallTask(Task):
         return self.model.init(rng, ids, ids, NO_MASKS, deterministic=True)["params"]
 
     def loss(self, params, batch, rng) -> Mapping:
-        scores = logits(self.model, params, batch, rng, packed=False)
+        scores, _ = logits_and_sums(self.model, params, batch, rng, packed=False)
         return cross_entropy(
             scores, batch.decoder_target_tokens, batch.decoder_loss_weights, label_smoothing=0.1, form="uniform"
         )

@@ -147,6 +147,67 @@ def evaluation_plan(
     )
 
 
+def document_plan(config: DataConfig, lengths: np.ndarray, seed: int, repeats: np.ndarray | None = None) -> Plan:
+    """The plan of documents, by ``data.batching`` (``bucket`` or ``pack``): of pairs of which both sides are the same.
+
+    Args:
+      config: the size of a batch, and its rows' length ``data.max_target_length``.
+      lengths: int32 [documents], EOS included, none longer than a row.
+      seed: as for :func:`training_plan`.
+      repeats: int32 [documents], how many times an epoch reads each; None: once.
+    """
+    examples = np.arange(len(lengths), dtype=np.int32)
+    if repeats is not None:
+        examples = np.repeat(examples, repeats)
+    limits = (config.max_target_length, config.max_target_length)
+    size = config.tokens_per_batch
+    if config.batching == "pack":
+        return PackPlan(examples, lengths, lengths, tokens_per_batch=size, max_lengths=limits, seed=seed)
+    return BucketPlan(
+        examples,
+        lengths,
+        lengths,
+        tokens_per_batch=size,
+        max_lengths=limits,
+        num_buckets=config.num_buckets,
+        seed=seed,
+    )
+
+
+class Windows(NamedTuple):
+    """Overlapping stretches of documents whose tokens are to be scored, each once.
+
+    documents  [n]  the document of each window
+    starts     [n]  its first token in the document
+    lengths    [n]  its tokens
+    overlaps   [n]  its first tokens that the window before it has scored: they are context
+    """
+
+    documents: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    overlaps: np.ndarray
+
+
+def make_windows(lengths: np.ndarray, most: int, stride: int) -> Windows:
+    """The first ``most`` tokens of each document, then as many from every ``stride`` tokens further on, to its end.
+
+    So a token that is not among the first ``most`` is scored with at least ``most - stride`` tokens before it.
+
+    Args:
+      lengths: int32 [documents], EOS included.
+      most: tokens of a window.
+      stride: 1 to ``most``.
+    """
+    counts = 1 + np.maximum(-(-(lengths - most) // stride), 0)
+    documents = np.repeat(np.arange(len(lengths)), counts)
+    numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = numbers * stride
+    return Windows(
+        documents, starts, np.minimum(lengths[documents] - starts, most), np.where(numbers > 0, most - stride, 0)
+    )
+
+
 class BucketPlan:
     """A pair a row, right-padded, in batches of at most ``num_buckets`` shapes.
 
@@ -205,7 +266,7 @@ class BucketPlan:
         self._shapes = np.concatenate(shapes)
         self.num_batches = len(self._shapes)
         self._real = int(source.sum(dtype=np.int64) + target.sum(dtype=np.int64))
-        self._order = _PerEpoch(lambda epoch: self._shuffle(seed, epoch))
+        self._order = PerEpoch(lambda epoch: self._shuffle(seed, epoch))
 
     def _shuffle(self, seed: int | None, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The pairs, batch after batch, and the order of the batches."""
@@ -267,7 +328,7 @@ class PackPlan:
         self.shapes: tuple[tuple[int, int, int], ...] = ((rows, *max_lengths),)
         self.num_batches = -(-num_rows // rows)
         self._real = int(sum(lengths[examples].sum(dtype=np.int64) for lengths in self._lengths))
-        self._order = _PerEpoch(lambda epoch: np.random.default_rng([seed, epoch]).permutation(num_rows))
+        self._order = PerEpoch(lambda epoch: np.random.default_rng([seed, epoch]).permutation(num_rows))
 
     def batch(self, step: int) -> Layout:
         epoch, place = divmod(step, self.num_batches)
@@ -454,7 +515,7 @@ def _keep(
     return np.flatnonzero(keep).astype(np.int32), tuple(dropped)
 
 
-class _PerEpoch(Generic[Order]):
+class PerEpoch(Generic[Order]):
     """Remembers the orders of the two newest epochs asked for: batches are built ahead, across an epoch's end."""
 
     def __init__(self, make: Callable[[int], Order]):

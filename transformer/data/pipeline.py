@@ -1,17 +1,19 @@
 """From a store and a plan to batch number n, built ahead of the step that needs it."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import grain
 import numpy as np
 
-from transformer.data.batching import Plan
-from transformer.data.store import Store
+from transformer.data.batching import PerEpoch, Plan, Windows
+from transformer.data.store import Store, Tokens
 from transformer.data.tokenizer import Tokenizer
-from transformer.types import Seq2SeqBatch
+from transformer.types import Seq2SeqBatch, TokenBatch
 
 Batch = TypeVar("Batch")
+SHORTEST_ROW = 16  # windows are padded to this length or a power of two above it
 MAX_THREADS = 4  # that build batches; more would only wait for the interpreter
 
 
@@ -53,8 +55,151 @@ class Pipeline:
         )
 
 
+class DocumentPipeline:
+    """Batches of documents, each a segment of its own: ``batch(n)`` depends on nothing but the tokens, the plan and n.
+
+    Attributes:
+      num_batches: per epoch.
+      shapes: every (B, T) that a batch can have.
+      padding_share: of all positions of an epoch.
+    """
+
+    def __init__(self, documents: Tokens, plan: Plan, pad_id: int):
+        """
+        Args:
+          documents: or pieces of documents; a piece's first token is predicted from the last of the piece before.
+          plan: of pairs of which both sides are the document.
+          pad_id: of the tokenizer.
+        """
+        self._documents = documents
+        self._plan = plan
+        self._pad_id = pad_id
+        self.num_batches = plan.num_batches
+        self.shapes = tuple((rows, length) for rows, _, length in plan.shapes)
+        self.padding_share = plan.padding_share()
+
+    def batch(self, step: int) -> TokenBatch:
+        """Batch number ``step``, counted from 0 across epochs."""
+        layout = self._plan.batch(step)
+        num_rows, _, length = layout.shape
+        segments = _Segments(
+            num_rows, length, layout.rows, layout.target_offsets, self._documents.lengths[layout.examples]
+        )
+        starts = self._documents.offsets[layout.examples]
+        return _token_batch(self._documents, segments, starts, layout.segments, self._pad_id)
+
+
+class StreamPipeline:
+    """Rows cut from one stream, the documents one after the other and after the last the first again.
+
+    ``batch(n)`` depends on nothing but the tokens, the arguments and n. Every epoch starts to cut at another token and
+    has the rows in another order. It has each token as a target once: what the last row has too many, and the rows that
+    fill up the last batch, are text of weight 0.
+
+    Attributes: as of :class:`DocumentPipeline`.
+    """
+
+    padding_share = 0.0
+
+    def __init__(
+        self,
+        documents: Tokens,
+        *,
+        tokens_per_batch: int,
+        row_length: int,
+        seed: int,
+        repeats: np.ndarray | None = None,
+    ):
+        """
+        Args:
+          documents: the whole corpus.
+          tokens_per_batch: positions of a batch.
+          row_length: of them in a row.
+          seed: of the cuts and the order of each epoch.
+          repeats: int32 [documents], how many times the stream has each, one after the other; None: once.
+        """
+        examples = np.arange(len(documents.lengths))
+        if repeats is not None:
+            examples = np.repeat(examples, repeats)
+        lengths = documents.lengths[examples]
+        self._documents = documents
+        self._ends = np.cumsum(lengths, dtype=np.int64)  # in the stream
+        self._shifts = documents.offsets[examples] - (self._ends - lengths)  # from the stream to the corpus
+        self._num_tokens = int(self._ends[-1])
+        self._num_rows = -(-self._num_tokens // row_length)
+        rows = min(max(tokens_per_batch // row_length, 1), self._num_rows)
+        self.shapes = ((rows, row_length),)
+        self.num_batches = -(-self._num_rows // rows)
+        self._order = PerEpoch(lambda epoch: self._draw(seed, epoch))
+
+    def _draw(self, seed: int, epoch: int) -> tuple[int, np.ndarray]:
+        """The token at which the epoch starts, and the order of its rows."""
+        rng = np.random.default_rng([seed, epoch])
+        return int(rng.integers(self._num_tokens)), rng.permutation(self._num_rows)
+
+    def batch(self, step: int) -> TokenBatch:
+        """Batch number ``step``, counted from 0 across epochs."""
+        epoch, place = divmod(step, self.num_batches)
+        first, order = self._order(epoch)
+        rows, length = self.shapes[0]
+        numbers = place * rows + np.arange(rows)
+        within = order[numbers % self._num_rows, None] * length + np.arange(length)  # the epoch's tokens
+        counts = (numbers < self._num_rows)[:, None] & (within < self._num_tokens)
+        in_stream = (first + within) % self._num_tokens
+        places = in_stream + self._shifts[np.searchsorted(self._ends, in_stream, side="right")]
+        return TokenBatch(
+            input_tokens=self._documents.at(places - 1),
+            target_tokens=self._documents.at(places),
+            loss_weights=counts.astype(np.float32),
+            segment_ids=np.ones((rows, length), np.int32),
+            positions=np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+        )
+
+
+def window_batches(
+    windows: Windows, documents: Tokens, tokens_per_batch: int, pad_id: int
+) -> list[tuple[np.ndarray, Callable[[], TokenBatch]]]:
+    """Batches of a window a row, in few shapes: the numbers of their windows, and what builds them.
+
+    A target that the window before has scored has weight 0. Rows that fill up a batch are padding.
+    """
+    longest = int(windows.lengths.max())
+    widths = np.minimum(2 ** np.ceil(np.log2(np.maximum(windows.lengths, SHORTEST_ROW))).astype(int), longest)
+
+    def build(numbers: np.ndarray, rows: int, width: int) -> TokenBatch:
+        lengths = windows.lengths[numbers]
+        segments = _Segments(rows, width, np.arange(len(numbers)), np.zeros(len(numbers), int), lengths)
+        starts = documents.offsets[windows.documents[numbers]] + windows.starts[numbers]
+        batch = _token_batch(documents, segments, starts, np.ones(len(numbers), int), pad_id)
+        scored = segments.positions >= segments.each_token(windows.overlaps[numbers])
+        return batch._replace(loss_weights=segments.place(scored).astype(np.float32))
+
+    batches: list[tuple[np.ndarray, Callable[[], TokenBatch]]] = []
+    for width in np.unique(widths).tolist():
+        members = np.flatnonzero(widths == width)
+        rows = min(max(tokens_per_batch // width, 1), len(members))
+        for start in range(0, len(members), rows):
+            numbers = members[start : start + rows]
+            batches.append((numbers, functools.partial(build, numbers, rows, width)))
+    return batches
+
+
+def _token_batch(
+    documents: Tokens, segments: "_Segments", starts: np.ndarray, segment_ids: np.ndarray, pad_id: int
+) -> TokenBatch:
+    """Rows of stretches of text that start at these places among all tokens."""
+    places = segments.each_token(starts) + segments.positions
+    return TokenBatch(
+        input_tokens=segments.place(documents.at(places - 1), pad_id),
+        target_tokens=segments.place(documents.at(places), pad_id),
+        loss_weights=segments.place(np.ones(len(places))).astype(np.float32),
+        segment_ids=segments.place(segments.each_token(segment_ids)),
+        positions=segments.place(segments.positions),
+    )
+
+
 class _Segments:
-    """Where the tokens of one side, one line after the other, stand in its padded rows."""
+    """Where the tokens of one side or of documents, one line after the other, stand in its padded rows."""
 
     def __init__(self, num_rows: int, row_length: int, rows: np.ndarray, offsets: np.ndarray, lengths: np.ndarray):
         self._shape = (num_rows, row_length)

@@ -16,9 +16,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from transformer.config import DataConfig, one_of
+from transformer.config import DataConfig
 from transformer.data import phrases
-from transformer.types import UserError
+from transformer.types import UserError, one_of
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -69,12 +69,8 @@ class FileSource:
 
     def __init__(self, config: DataConfig):
         self._config = config
-        if config.directory is None:
-            raise UserError("data.directory is not set; give the folder of the text: --config.data.directory=DIR")
-        self._directory = Path(config.directory).expanduser()
+        self._directory = text_folder(config)
         self._languages = (config.source_language, config.target_language)
-        if not self._directory.is_dir():
-            raise UserError(f"data.directory={config.directory} is not a folder{_near(self._directory)}")
         self._scans: dict[str, tuple[str, list[int]]] = {}
         for stem in config.train:
             self._files(stem)
@@ -86,7 +82,8 @@ class FileSource:
         return sum(self._scan(split)[1])
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        return (pair for files in [self._files(stem) for stem in self._stems(split)] for pair in read_pairs(*files))
+        files = [self._files(stem) for stem in stems_of(self._config, split)]
+        return (pair for both in files for pair in read_pairs(*both))
 
     def repeats(self, split: str) -> np.ndarray | None:
         if split != "train" or all(weight == 1 for weight in self._config.train_weights):
@@ -100,7 +97,7 @@ class FileSource:
             sizes = []
 
             def pairs() -> Iterator[tuple[str, str]]:
-                for stem in self._stems(split):
+                for stem in stems_of(self._config, split):
                     sizes.append(0)
                     for pair in read_pairs(*self._files(stem)):
                         sizes[-1] += 1
@@ -108,10 +105,6 @@ class FileSource:
 
             self._scans[split] = (_digest(pairs()), sizes)
         return self._scans[split]
-
-    def _stems(self, split: str) -> tuple[str, ...]:
-        named = {"train": self._config.train, "validation": (self._config.validation,), "test": (self._config.test,)}
-        return named.get(split, (split,))
 
     def _names(self, stem: str, source: str, target: str) -> list[tuple[Path, Path]]:
         infixes = ("", f"{source}-{target}.", f"{target}-{source}.")
@@ -124,13 +117,13 @@ class FileSource:
         """The two files of a stem."""
         names = self._names(stem, *self._languages)
         for pair in names:
-            found = [_existing(path) for path in pair]
+            found = [existing_file(path) for path in pair]
             if found[0] and found[1]:
                 return found[0], found[1]
-        missing = next((path for path in names[0] if not _existing(path)), names[0][0])
+        missing = next((path for path in names[0] if not existing_file(path)), names[0][0])
         for pair in names:
-            if any(_existing(path) for path in pair):  # half a pair says best what is wrong
-                missing = next(path for path in pair if not _existing(path))
+            if any(existing_file(path) for path in pair):  # half a pair says best what is wrong
+                missing = next(path for path in pair if not existing_file(path))
                 break
         stems = self._known_stems()
         raise UserError(
@@ -210,6 +203,26 @@ SOURCES: dict[str, Callable[[DataConfig, int], ParallelSource]] = {
 """The names that ``data.source`` may have."""
 
 
+def text_folder(config: DataConfig) -> Path:
+    """``data.directory``.
+
+    Raises:
+      UserError: if it is not set, or is no folder.
+    """
+    if config.directory is None:
+        raise UserError("data.directory is not set; give the folder of the text: --config.data.directory=DIR")
+    folder = Path(config.directory).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"data.directory={config.directory} is not a folder{names_near(folder)}")
+    return folder
+
+
+def stems_of(config: DataConfig, split: str) -> tuple[str, ...]:
+    """The stems of the files of a split; one that the config does not name is a stem itself."""
+    named = {"train": config.train, "validation": (config.validation,), "test": (config.test,)}
+    return named.get(split, (split,))
+
+
 def read_pairs(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
     """The lines of two files side by side.
 
@@ -237,9 +250,9 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     Raises:
       UserError: at the call, if there is no such file; while reading, if it cannot be read or is not UTF-8.
     """
-    found = _existing(Path(path))
+    found = existing_file(Path(path))
     if found is None:
-        raise UserError(f"there is no file {path} (nor {os.path.basename(path)}.gz){_near(Path(path))}")
+        raise UserError(f"there is no file {path} (nor {os.path.basename(path)}.gz){names_near(Path(path))}")
     return _read(found)
 
 
@@ -296,12 +309,12 @@ def _read(path: Path) -> Iterator[str]:
         raise UserError(f"{path}: {error.strerror}") from error
 
 
-def _existing(path: Path) -> Path | None:
+def existing_file(path: Path) -> Path | None:
     """The file itself, or its gzipped form."""
     return next((found for found in (path, path.with_name(path.name + ".gz")) if found.exists()), None)
 
 
-def _near(path: Path) -> str:
+def names_near(path: Path) -> str:
     """``; there are ...``: the names near a missing one in its folder, or nothing."""
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)

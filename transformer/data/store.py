@@ -1,7 +1,8 @@
-"""The tokenised corpus: token ids of both sides on disk, memory-mapped, with the lengths as an index.
+"""The tokenised corpus: token ids of pairs or of documents on disk, memory-mapped, with the lengths as an index.
 
-A store is a folder of flat arrays, ``source.tokens``, ``source.offsets`` and the same for the target, with a manifest
-written last. Its name holds a fingerprint of the text and of both tokenizers, so that it is made once and then reused.
+A store is a folder of flat arrays, ``source.tokens``, ``source.offsets`` and the same for the target, or for documents
+``text.tokens`` and ``text.offsets``, with a manifest written last. Its name holds a fingerprint of the text and of the
+tokenizers, so that it is made once and then reused.
 """
 
 import contextlib
@@ -20,44 +21,70 @@ from typing import IO, Any
 
 import numpy as np
 
+from transformer.data.documents import DocumentSource
 from transformer.data.sources import ParallelSource
 from transformer.data.tokenizer import Tokenizer
 from transformer.progress import progress
 from transformer.types import UserError
 
 FORMAT_VERSION = 1
-SIDES = ("source", "target")
-PAIRS_PER_CHUNK = 8_192
+SIDES = {2: ("source", "target"), 1: ("text",)}
+"""The names of a store's sides, by their number."""
+PAIRS_PER_CHUNK, CHARACTERS_PER_CHUNK = 8_192, 2**24  # tokenised at a time; of documents as many as of pairs
 
 logger = logging.getLogger(__name__)
 
 
 class Tokens:
-    """One side of a store: the token ids of all its lines, each with EOS at its end."""
+    """One side of a store: the token ids of all its lines, or documents, each with EOS at its end.
+
+    Attributes:
+      offsets: int64, where each line starts among all tokens, and their number.
+      lengths: int32, of each line.
+    """
 
     def __init__(self, tokens: np.ndarray, offsets: np.ndarray):
         self._tokens = tokens
-        self._offsets = offsets
+        self.offsets = offsets
         self.lengths = np.diff(offsets).astype(np.int32)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return self._tokens[self._offsets[index] : self._offsets[index + 1]].astype(np.int32)
+        return self._tokens[self.offsets[index] : self.offsets[index + 1]].astype(np.int32)
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """The tokens at places among all tokens, in their shape, int32; at -1 stands the last one, an EOS."""
+        return self._tokens[places].astype(np.int32)
+
+    def first(self, number: int | None) -> "Tokens":
+        """The first so many lines; None: all."""
+        return self if number is None else Tokens(self._tokens, self.offsets[: number + 1])
+
+    def count(self, token: int) -> int:
+        """How often a token stands in the lines."""
+        return int(np.count_nonzero(self._tokens[: self.offsets[-1]] == token))
+
+    def pieces(self, most: int) -> tuple["Tokens", np.ndarray]:
+        """The same tokens in lines of at most ``most``, each line cut from its start; and how many each came to."""
+        counts = -(-self.lengths // most)
+        firsts = np.cumsum(counts) - counts
+        within = np.arange(counts.sum()) - np.repeat(firsts, counts)
+        starts = np.repeat(self.offsets[:-1], counts) + within * most
+        return Tokens(self._tokens, np.append(starts, self.offsets[-1])), counts
 
     def gather(self, examples: np.ndarray) -> np.ndarray:
         """The tokens of many lines, one line after the other, as one flat int32 array."""
         lengths = self.lengths[examples]
         ends = np.cumsum(lengths)
         total = int(ends[-1]) if len(ends) else 0
-        places = np.repeat(self._offsets[examples] - (ends - lengths), lengths) + np.arange(total)
-        return self._tokens[places].astype(np.int32)
+        return self.at(np.repeat(self.offsets[examples] - (ends - lengths), lengths) + np.arange(total))
 
 
 class Store:
-    """Pairs of tokenised lines, EOS included, numbered from 0 in the order of the text.
+    """Pairs of tokenised lines, or tokenised documents, EOS included, numbered from 0 in the order of the text.
 
     Attributes:
-      fingerprint: names the text of the split and both tokenizers.
-      sides: the source and the target lines as :class:`Tokens`.
+      fingerprint: names the text of the split and the tokenizers.
+      sides: the source and the target lines, or the documents, as :class:`Tokens`.
     """
 
     def __init__(self, folder: pathlib.Path):
@@ -68,7 +95,8 @@ class Store:
         """
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         self.fingerprint: str = manifest["fingerprint"]
-        self.sides = tuple(_open_side(folder, name, manifest["pairs"], **manifest[name]) for name in SIDES)
+        names = SIDES[1] if SIDES[1][0] in manifest else SIDES[2]
+        self.sides = tuple(_open_side(folder, name, manifest["pairs"], **manifest[name]) for name in names)
 
     @property
     def source_lengths(self) -> np.ndarray:
@@ -93,20 +121,20 @@ class Store:
 
 
 def open_store(
-    source: ParallelSource, split: str, tokenizers: tuple[Tokenizer, Tokenizer], folder: pathlib.Path
+    source: ParallelSource | DocumentSource, split: str, tokenizers: tuple[Tokenizer, ...], folder: pathlib.Path
 ) -> Store:
     """The tokenised split: opened where ``folder`` has it, else made there first.
 
     Several processes may ask at once: one makes it, the others wait. A damaged store is made again.
 
     Args:
-      source: where the pairs come from.
+      source: where the pairs, or the documents, come from.
       split: the name of the split.
-      tokenizers: of the source side and of the target side.
+      tokenizers: of the source side and of the target side, or of the documents.
       folder: the cache, on local disk.
 
     Raises:
-      UserError: the split has no pairs, a tokenizer gives ids outside its vocabulary, or the cache cannot be written.
+      UserError: the split is empty, a tokenizer gives ids outside its vocabulary, or the cache cannot be written.
     """
     fingerprint = _fingerprint(source.fingerprint_of(split), tokenizers)
     path = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', split)}-{fingerprint}"
@@ -135,7 +163,7 @@ def open_store(
     return Store(path)
 
 
-def _fingerprint(text: str, tokenizers: tuple[Tokenizer, Tokenizer]) -> str:
+def _fingerprint(text: str, tokenizers: tuple[Tokenizer, ...]) -> str:
     parts = [FORMAT_VERSION, text, *([tokenizer.fingerprint, tokenizer.eos_id] for tokenizer in tokenizers)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
@@ -161,18 +189,30 @@ def _open_side(folder: pathlib.Path, name: str, pairs: int, tokens: int, dtype: 
 
 
 def _build(
-    source: ParallelSource, split: str, tokenizers: tuple[Tokenizer, Tokenizer], fingerprint: str, folder: pathlib.Path
+    source: ParallelSource | DocumentSource,
+    split: str,
+    tokenizers: tuple[Tokenizer, ...],
+    fingerprint: str,
+    folder: pathlib.Path,
 ) -> None:
     """Tokenise the split, a chunk at a time, into ``folder``."""
-    pairs = progress(source.pairs(split), f"tokenising {split}", total=source.size(split), unit="pair")
+    examples: Iterator[tuple[str, ...]]
+    if isinstance(source, ParallelSource):
+        unit, examples = "pair", source.pairs(split)
+    else:
+        unit, examples = "document", zip(source.documents(split), strict=True)
+    examples = progress(examples, f"tokenising {split}", total=source.size(split), unit=unit)
     with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(_SideWriter(folder, *side)) for side in zip(SIDES, tokenizers, strict=True)]
-        while chunk := list(itertools.islice(pairs, PAIRS_PER_CHUNK)):
+        writers = [
+            stack.enter_context(_SideWriter(folder, name, tokenizer, unit))
+            for name, tokenizer in zip(SIDES[len(tokenizers)], tokenizers, strict=True)
+        ]
+        for chunk in _chunks(examples):
             for writer, lines in zip(writers, zip(*chunk, strict=True), strict=True):
                 writer.write(lines)
         count = writers[0].lines
         if not count:
-            raise UserError(f"the {split} split has no pairs")
+            raise UserError(f"the {split} split has no {unit}s")
         manifest: dict[str, Any] = {"fingerprint": fingerprint, "pairs": count}
         manifest |= {writer.name: {"tokens": writer.tokens, "dtype": writer.dtype.name} for writer in writers}
     with _writing(folder), open(folder / "manifest.json", "w", encoding="utf-8") as file:
@@ -180,11 +220,25 @@ def _build(
         _sync(file)
 
 
-class _SideWriter:
-    """Appends tokenised lines to the two files of one side."""
+def _chunks(examples: Iterator[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    """As many of them at a time as memory holds well, be they words or books; at least one."""
+    chunk, size = [], 0
+    for example in examples:
+        chunk.append(example)
+        size += sum(map(len, example))
+        if len(chunk) == PAIRS_PER_CHUNK or size > CHARACTERS_PER_CHUNK:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
-    def __init__(self, folder: pathlib.Path, name: str, tokenizer: Tokenizer):
+
+class _SideWriter:
+    """Appends tokenised lines to the two files of one side; ``unit`` is what a line is called in messages."""
+
+    def __init__(self, folder: pathlib.Path, name: str, tokenizer: Tokenizer, unit: str):
         self.name = name
+        self._unit = unit
         self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
         self.lines = 0
         self.tokens = 0
@@ -219,8 +273,8 @@ class _SideWriter:
             first = int(outside.argmax())
             line = self.lines + int(np.searchsorted(ends, first, side="right")) + 1
             raise UserError(
-                f"the tokenizer of the {self.name} side gives id {tokens[first]} in pair {line}, but its vocabulary "
-                f"has {self._tokenizer.vocab_size} pieces; give data.tokenizer a model that is whole"
+                f"the tokenizer of the {self.name} side gives id {tokens[first]} in {self._unit} {line}, but its "
+                f"vocabulary has {self._tokenizer.vocab_size} pieces; give data.tokenizer a model that is whole"
             )
         with _writing(self._folder):
             self._files[0].write(tokens.astype(self.dtype).tobytes())

@@ -1,24 +1,30 @@
-"""From lines to ids and back: SentencePiece behind one small interface, with the special ids in one place."""
+"""From text to ids and back: SentencePiece, characters or bytes behind one small interface, with the special ids in
+one place."""
 
 import hashlib
 import io
+import json
 import logging
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import sentencepiece
 
 from transformer.config import DataConfig
+from transformer.data.documents import DocumentSource
 from transformer.data.sources import ParallelSource, cache_folder
 from transformer.progress import progress
 from transformer.types import UserError
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
-"""The special ids of the vocabularies that are trained here; given ones state their own."""
+"""The special ids of the vocabularies that are made here; given ones state their own."""
+NUM_SPECIAL = 4
 
 MOST_TRAINING_LINES = 10_000_000  # of a larger corpus as many lines, evenly spread, train the vocabulary
 MOST_LINE_BYTES = 100_000  # longer lines do not take part in the training of the vocabulary
@@ -26,12 +32,14 @@ MOST_LINE_BYTES = 100_000  # longer lines do not take part in the training of th
 TRAINING_THREADS = 8
 JOINT_NAME, SOURCE_NAME, TARGET_NAME = "tokenizer.model", "tokenizer.source.model", "tokenizer.target.model"
 
+Lines = tuple[str, ...]
+
 logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Turns a line into ids in [0, vocab_size) and back.
+    """Turns a line, or a document of many, into ids in [0, vocab_size) and back.
 
     The special ids are never the result of encoding, whatever the text looks like, except ``unk_id`` in vocabularies
     without bytes. A decoder starts from ``bos_id``; ``fingerprint`` is a digest, in hex, of all that decides the ids.
@@ -106,10 +114,7 @@ class SentencePieceTokenizer:
         Raises:
           UserError: if the file cannot be read or is no usable model.
         """
-        try:
-            return cls(Path(path).expanduser().read_bytes(), str(path))
-        except OSError as error:
-            raise UserError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+        return cls(_read(path), str(path))
 
     @property
     def pieces(self) -> list[str]:
@@ -128,6 +133,81 @@ class SentencePieceTokenizer:
 
     def save(self, folder: str | os.PathLike[str], name: str) -> None:
         _write(Path(folder) / name, self._model)
+
+
+class CharacterTokenizer:
+    """Every character of a set is a piece, in the order of their code points; any other becomes the unknown piece.
+
+    Text of known characters comes back exactly. The unknown id decodes to U+FFFD: a loss is seen, not hidden.
+    """
+
+    pad_id, bos_id, eos_id, unk_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID
+
+    def __init__(self, characters: Iterable[str]):
+        self._characters = "".join(sorted(set(characters)))
+        self._model = json.dumps({"kind": "character", "characters": self._characters}).encode()
+        self.vocab_size = NUM_SPECIAL + len(self._characters)
+        self.fingerprint = hashlib.blake2b(self._model, digest_size=16).hexdigest()
+        self._ids = np.full(sys.maxunicode + 1, UNK_ID, np.int32)  # of each code point
+        self._ids[_code_points(self._characters)] = np.arange(NUM_SPECIAL, self.vocab_size)
+        self._pieces = ["", "", "", "\ufffd", *self._characters]
+
+    def encode(self, line: str) -> list[int]:
+        ids: list[int] = self._ids[_code_points(line)].tolist()
+        return ids
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        return [self.encode(line) for line in lines]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self._pieces[i] for i in ids)
+
+    def save(self, folder: str | os.PathLike[str], name: str) -> None:
+        _write(Path(folder) / name, self._model)
+
+
+class ByteTokenizer:
+    """Every byte of the text's UTF-8 is a piece: 256 of them after the special ones, the same for every text.
+
+    Ids that are no UTF-8 decode to U+FFFD where they are not.
+    """
+
+    pad_id, bos_id, eos_id, unk_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID
+    vocab_size = NUM_SPECIAL + 256
+    _model = json.dumps({"kind": "byte"}).encode()
+    fingerprint = hashlib.blake2b(_model, digest_size=16).hexdigest()
+
+    def encode(self, line: str) -> list[int]:
+        return [NUM_SPECIAL + byte for byte in line.encode(errors="surrogatepass")]
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        return [self.encode(line) for line in lines]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i - NUM_SPECIAL for i in ids if i >= NUM_SPECIAL).decode(errors="replace")
+
+    def save(self, folder: str | os.PathLike[str], name: str) -> None:
+        _write(Path(folder) / name, self._model)
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), np.uint32)
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer in a file that :meth:`Tokenizer.save` wrote, or in a SentencePiece model.
+
+    Raises:
+      UserError: if the file cannot be read or holds no usable tokenizer.
+    """
+    content = _read(path)
+    if not content.startswith(b"{"):  # as no SentencePiece model does
+        return SentencePieceTokenizer(content, str(path))
+    try:
+        saved = json.loads(content)
+        return ByteTokenizer() if saved["kind"] == "byte" else CharacterTokenizer(saved["characters"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not a whole tokenizer") from error
 
 
 def train_sentencepiece(lines: Iterable[str], model_type: str, vocab_size: int) -> SentencePieceTokenizer:
@@ -206,12 +286,29 @@ def make_tokenizers(config: DataConfig, source: ParallelSource) -> tuple[Tokeniz
                 f"data.tokenizer={config.tokenizer} has {len(paths)} paths; give one for a joint vocabulary, or two "
                 "(source,target) with data.joint_vocabulary=False"
             )
-        tokenizers = [SentencePieceTokenizer.load(path.strip()) for path in paths]
+        tokenizers = [load_tokenizer(path.strip()) for path in paths]
         return tokenizers[0], tokenizers[-1]
     if config.joint_vocabulary:
-        joint = _train_or_reuse(config, source, (0, 1))
+        joint = _of_pairs(config, source, (0, 1))
         return joint, joint
-    return _train_or_reuse(config, source, (0,)), _train_or_reuse(config, source, (1,))
+    return _of_pairs(config, source, (0,)), _of_pairs(config, source, (1,))
+
+
+def make_tokenizer(config: DataConfig, source: DocumentSource) -> Tokenizer:
+    """The tokenizer of documents: loaded from ``data.tokenizer``, or learnt from the training split as for pairs.
+
+    Raises:
+      UserError: as :func:`train_sentencepiece` and :func:`load_tokenizer`.
+    """
+    if config.tokenizer is not None:
+        return load_tokenizer(config.tokenizer)
+
+    text = _Text(
+        name=lambda: f"{source.fingerprint_of('train')} lines",
+        size=lambda: sum(document.count("\n") + 1 for document in source.documents("train")),
+        groups=lambda: ((line,) for document in source.documents("train") for line in document.split("\n")),
+    )
+    return _learn_or_reuse(config, text)
 
 
 def save_tokenizers(folder: str | os.PathLike[str], tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
@@ -231,20 +328,49 @@ def load_tokenizers(folder: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenize
       UserError: if they are not there or cannot be used.
     """
     if (Path(folder) / JOINT_NAME).exists():
-        joint = SentencePieceTokenizer.load(Path(folder) / JOINT_NAME)
+        joint = load_tokenizer(Path(folder) / JOINT_NAME)
         return joint, joint
     if not (Path(folder) / SOURCE_NAME).exists():
         raise UserError(f"{folder} holds no {JOINT_NAME}, and no {SOURCE_NAME} and {TARGET_NAME}: is it a workdir?")
-    return (
-        SentencePieceTokenizer.load(Path(folder) / SOURCE_NAME),
-        SentencePieceTokenizer.load(Path(folder) / TARGET_NAME),
+    return load_tokenizer(Path(folder) / SOURCE_NAME), load_tokenizer(Path(folder) / TARGET_NAME)
+
+
+class _Text(NamedTuple):
+    """What a vocabulary is learnt from; nothing is read before it is needed.
+
+    name: what tells this text from any other
+    size: how many groups there are
+    groups: lines that are taken or left out together, ``lines_per_group`` of them
+    """
+
+    name: Callable[[], str]
+    size: Callable[[], int]
+    groups: Callable[[], Iterator[Lines]]
+    lines_per_group: int = 1
+
+
+def _of_pairs(config: DataConfig, source: ParallelSource, sides: tuple[int, ...]) -> Tokenizer:
+    """The vocabulary of some sides of the training split."""
+    text = _Text(
+        name=lambda: f"{source.fingerprint_of('train')} {sides}",
+        size=lambda: source.size("train"),
+        groups=lambda: (tuple(pair[side] for side in sides) for pair in source.pairs("train")),
+        lines_per_group=len(sides),
     )
+    return _learn_or_reuse(config, text)
 
 
-def _train_or_reuse(config: DataConfig, source: ParallelSource, sides: tuple[int, ...]) -> SentencePieceTokenizer:
-    """A vocabulary of some sides of the training split, from the cache if it was learnt before."""
+def _learn_or_reuse(config: DataConfig, text: _Text) -> Tokenizer:
+    """A vocabulary of the kind ``data.tokenizer_model``, where learning takes long from the cache if it is there."""
+    if config.tokenizer_model == "byte":
+        return ByteTokenizer()
+    if config.tokenizer_model == "character":
+        characters = {"\n"}
+        for group in progress(text.groups(), "reading text for the vocabulary", text.size()):
+            characters.update(*group)
+        return CharacterTokenizer(characters)
     settings = (
-        f"{source.fingerprint_of('train')} {sides} {config.tokenizer_model} {config.vocab_size} {MOST_TRAINING_LINES} "
+        f"{text.name()} {config.tokenizer_model} {config.vocab_size} {MOST_TRAINING_LINES} "
         f"{MOST_LINE_BYTES} sentencepiece {sentencepiece.__version__}"
     )
     name = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest() + ".model"
@@ -252,22 +378,22 @@ def _train_or_reuse(config: DataConfig, source: ParallelSource, sides: tuple[int
     if path.exists():
         logger.info("vocabulary from %s", path)
         return SentencePieceTokenizer.load(path)
-    size = source.size("train")
     logger.info("learning a vocabulary of %d pieces (%s)", config.vocab_size, config.tokenizer_model)
-    pairs = progress(source.pairs("train"), "reading text for the vocabulary", size)
-    pairs = _evenly_spread(pairs, size, MOST_TRAINING_LINES // len(sides))
-    lines = (pair[side] for pair in pairs for side in sides)
+    size = text.size()
+    groups = progress(text.groups(), "reading text for the vocabulary", size)
+    groups = _evenly_spread(groups, size, MOST_TRAINING_LINES // text.lines_per_group)
+    lines = (line for group in groups for line in group)
     tokenizer = train_sentencepiece(lines, config.tokenizer_model, config.vocab_size)
     tokenizer.save(path.parent, path.name)
     return tokenizer
 
 
-def _evenly_spread(pairs: Iterator[tuple[str, str]], size: int, most: int) -> Iterator[tuple[str, str]]:
-    """``most`` of ``size`` pairs at equal distances, or all if they are not more."""
+def _evenly_spread(groups: Iterator[Lines], size: int, most: int) -> Iterator[Lines]:
+    """``most`` of ``size`` groups at equal distances, or all if they are not more."""
     if size <= most:
-        return pairs
-    logger.info("%d of %d pairs, evenly spread, train the vocabulary", most, size)
-    return (pair for i, pair in enumerate(pairs) if (i + 1) * most // size > i * most // size)
+        return groups
+    logger.info("%d of %d lines or pairs, evenly spread, train the vocabulary", most, size)
+    return (group for i, group in enumerate(groups) if (i + 1) * most // size > i * most // size)
 
 
 def _training_error(error: RuntimeError, vocab_size: int, num_lines: int) -> UserError:
@@ -285,6 +411,13 @@ def _training_error(error: RuntimeError, vocab_size: int, num_lines: int) -> Use
             f"use at least {least[1]}"
         )
     return UserError(f"data.vocab_size={vocab_size}: SentencePiece could not learn a vocabulary: {message}")
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the tokenizer {path}: {error.strerror}") from error
 
 
 def _write(path: Path, content: bytes) -> None:

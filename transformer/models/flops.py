@@ -1,6 +1,10 @@
 """How much arithmetic a batch is, by our own count: XLA's counts the body of a scan once, however often it runs."""
 
+from typing import Optional
+
 from transformer.config import ModelConfig
+from transformer.models.cache import layer_pattern
+from transformer.models.feed_forward import ACTIVATIONS
 
 TRAINING_FACTOR = 3  # a matrix product's backward pass is two more of its size
 
@@ -10,20 +14,41 @@ def seq2seq_forward_flops(
 ) -> float:
     """Floating-point operations of the matrix products of one forward pass: 2 m n k each, padding included.
 
-    Element-wise work, norms and softmaxes are left out, as usual for model FLOPs. A causal mask saves nothing here: the
-    dense kernel computes both triangles.
+    Element-wise work, norms and softmaxes are left out, as usual for model FLOPs. A causal mask saves nothing here, a
+    window what lies outside it; of experts those count that a token visits.
     """
-    D, F = config.d_model, config.d_ff
-    width = config.num_heads * (config.head_dim or D // config.num_heads)
     B, S, T = batch_size, source_length, target_length
+    pattern = layer_pattern(config)
+    encoder = sum(_attention(layer, S, S, layer.attention_window) + _feed_forward(layer, S) for layer in pattern)
+    decoder = sum(
+        _attention(layer, T, T, layer.attention_window) + _attention(layer, T, S, None) + _feed_forward(layer, T)
+        for layer in pattern
+    )
+    layers = (config.num_encoder_layers * encoder + config.num_decoder_layers * decoder) / len(pattern)
+    return float(B * (layers + 2 * T * config.d_model * target_vocab_size))
 
-    def attention(queries: int, keys: int) -> int:
-        projections = 2 * queries * D * width + 2 * keys * D * width  # query and output; key and value
-        return B * 2 * (projections + 2 * queries * keys * width)
 
-    def feed_forward(tokens: int) -> int:
-        return B * 2 * tokens * 2 * D * F
+def causal_lm_forward_flops(config: ModelConfig, vocab_size: int, batch_size: int, length: int) -> float:
+    """The same of the decoder-only model."""
+    pattern = layer_pattern(config)
+    turn = sum(
+        _attention(layer, length, length, layer.attention_window) + _feed_forward(layer, length) for layer in pattern
+    )
+    layers = config.num_decoder_layers * turn / len(pattern)
+    return float(batch_size * (layers + 2 * length * config.d_model * vocab_size))
 
-    encoder = config.num_encoder_layers * (attention(S, S) + feed_forward(S))
-    decoder = config.num_decoder_layers * (attention(T, T) + attention(T, S) + feed_forward(T))
-    return float(encoder + decoder + B * 2 * T * D * target_vocab_size)
+
+def _attention(config: ModelConfig, queries: int, keys: int, window: Optional[int]) -> int:
+    head_dim = config.head_dim or config.d_model // config.num_heads
+    width, shared_width = config.num_heads * head_dim, (config.num_kv_heads or config.num_heads) * head_dim
+    projections = 2 * queries * config.d_model * width + 2 * keys * config.d_model * shared_width
+    seen = keys if window is None else min(keys, 2 * window - 1)
+    return 2 * (projections + 2 * queries * seen * width)
+
+
+def _feed_forward(config: ModelConfig, tokens: int) -> int:
+    matrices = 3 if ACTIVATIONS[config.activation].gated else 2
+    if not config.num_experts:
+        return 2 * tokens * matrices * config.d_model * config.d_ff
+    visited = config.experts_per_token * config.d_ff + config.d_ff_shared
+    return 2 * tokens * config.d_model * (matrices * visited + config.num_experts)

@@ -1,124 +1,183 @@
-"""One layer of an encoder and one of a decoder; where the norms stand."""
+"""One layer, and where norms stand around its parts."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import flax.linen as nn
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer.config import ModelConfig
 from transformer.models import cache as caches
+from transformer.models.attention.biases import Bias
 from transformer.models.dropout import dropout
 from transformer.models.feed_forward import FeedForward
-from transformer.models.masks import AttentionMask
+from transformer.models.masks import AttentionMask, query_present
+from transformer.models.mixture_of_experts import MixtureOfExperts
 from transformer.models.multi_head_attention import MultiHeadAttention
+from transformer.models.norms import norm
+from transformer.models.positions import Rotation
 from transformer.models.sharding import constrain
 
 
-def layer_norm(config: ModelConfig) -> nn.LayerNorm:
-    """Layer normalisation with its statistics in float32. Reference: Ba et al. 2016."""
-    return nn.LayerNorm(
-        epsilon=config.norm_epsilon,
-        dtype=jnp.dtype(config.dtype),
-        scale_init=nn.with_logical_partitioning(nn.initializers.ones_init(), ("embed",)),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros_init(), ("embed",)),
-        use_fast_variance=False,
-    )
+class NormPlacement(NamedTuple):
+    """Where x + f(x) is normalised: f's input, f's output, the sum; and whether the stack's output is once more."""
+
+    input: bool = False
+    output: bool = False
+    sum: bool = False
+    final: bool = False
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward. Reference: Vaswani et al. 2017, section 3.1."""
-
-    config: ModelConfig
-
-    def setup(self) -> None:
-        self.self_attention = MultiHeadAttention(self.config)
-        self.self_attention_norm = layer_norm(self.config)
-        self.feed_forward = FeedForward(self.config)
-        self.feed_forward_norm = layer_norm(self.config)
-
-    def __call__(
-        self, x_BTD: Float[Array, "B T D"], mask: AttentionMask, deterministic: bool
-    ) -> tuple[Float[Array, "B T D"], None]:
-        def attend(x: Any) -> Any:
-            return self.self_attention(x, *self.self_attention.key_value(x), mask, deterministic)
-
-        def feed(x: Any) -> Any:
-            return self.feed_forward(x, deterministic)
-
-        x_BTD = residual(self, self.self_attention_norm, attend, x_BTD, deterministic)
-        return residual(self, self.feed_forward_norm, feed, x_BTD, deterministic), None
+NORM_PLACEMENTS: dict[str, NormPlacement] = {
+    "post": NormPlacement(sum=True),
+    "pre": NormPlacement(input=True, final=True),
+    "sandwich": NormPlacement(input=True, output=True, final=True),
+    "deep_norm": NormPlacement(sum=True),
+}
+"""``post``: Vaswani et al. 2017, section 3.1. ``pre``: Xiong et al. 2020. ``sandwich``: Ding et al., CogView (2021).
+``deep_norm``: post-norm with the scales of Wang et al., DeepNet (2022)."""
 
 
-class DecoderLayer(nn.Module):
-    """Self-attention, attention over the encoder's output, then feed-forward.
+class BranchScales(NamedTuple):
+    """``skip`` multiplies x in x + f(x); ``init`` the standard deviation of the initial weights within f."""
+
+    skip: float = 1.0
+    init: float = 1.0
+
+
+class Shared(NamedTuple):
+    """What all layers of a stack are given.
+
+    mask        of self-attention, without the window, which is each layer's own
+    rotation    how queries and keys of self-attention are turned, or None
+    bias        on the logits of self-attention, or None
+    cross_mask  of the attention over an encoder's output, or None
+    slots       with a cache, one for each layer of the pattern: where tokens go, and a mask in place of ``mask``
+    """
+
+    mask: AttentionMask
+    rotation: Optional[Rotation] = None
+    bias: Optional[Bias] = None
+    cross_mask: Optional[AttentionMask] = None
+    slots: Optional[tuple[caches.Slots, ...]] = None
+
+
+class Layer(nn.Module):
+    """Self-attention, attention over an encoder's output if there is one, then feed-forward.
+
+    place: which layer of the stack's pattern it is.
 
     Reference: Vaswani et al. 2017, section 3.1.
     """
 
     config: ModelConfig
+    place: int
+    cross_attends: bool
+    scales: BranchScales
 
     def setup(self) -> None:
-        self.self_attention = MultiHeadAttention(self.config)
-        self.self_attention_norm = layer_norm(self.config)
-        self.cross_attention = MultiHeadAttention(self.config)
-        self.cross_attention_norm = layer_norm(self.config)
-        self.feed_forward = FeedForward(self.config)
-        self.feed_forward_norm = layer_norm(self.config)
+        config, init_scale = self.config, self.scales.init
+        parts: dict[str, nn.Module] = {"self_attention": MultiHeadAttention(config, init_scale)}
+        if self.cross_attends:
+            parts["cross_attention"] = MultiHeadAttention(config, init_scale)
+        parts["feed_forward"] = (
+            MixtureOfExperts(config, init_scale) if config.num_experts else FeedForward(config, init_scale=init_scale)
+        )
+        placement = NORM_PLACEMENTS[config.norm_placement]
+        for name, part in parts.items():
+            setattr(self, name, part)
+            if placement.input or placement.sum:
+                setattr(self, f"{name}_norm", norm(config))
+            if placement.output:
+                setattr(self, f"{name}_output_norm", norm(config))
 
-    def project_encoded(self, carry: Any, encoded_BSD: Float[Array, "B S D"]) -> tuple[Any, tuple[Any, Any]]:
+    def project_encoded(self, carry: None, encoded_BSD: Float[Array, "B S D"]) -> tuple[None, tuple[Any, ...]]:
         """Keys and values of the encoder's output, made once however many tokens are decoded."""
-        return carry, self.cross_attention.key_value(encoded_BSD)
+        return carry, (self.cross_attention.key_value(encoded_BSD),)
 
-    def __call__(
-        self,
-        carry: tuple[Any, Any, Any, Any],
-        encoded_key_value: tuple[Any, Any],
-        slot: Optional[Any],
-        self_mask: AttentionMask,
-        cross_mask: AttentionMask,
-        deterministic: bool,
-    ) -> tuple[tuple[Any, Any, Any, Any], None]:
-        """``carry``: x [B, T, D], the cache's keys and values of all layers (or None, None), this layer's number."""
-        x_BTD, keys_LBNGK, values_LBNGK, layer = carry
+    def __call__(self, carry: Any, encoded: Any, number: Any, shared: Shared, deterministic: bool) -> tuple[Any, None]:
+        """One layer.
 
-        def attend(x: Any) -> Any:
-            nonlocal keys_LBNGK, values_LBNGK
-            key, value = self.self_attention.key_value(x)
-            if keys_LBNGK is not None:
-                keys_LBNGK = caches.write(keys_LBNGK, layer, slot, key)
-                values_LBNGK = caches.write(values_LBNGK, layer, slot, value)
-                key, value = caches.read(keys_LBNGK, layer), caches.read(values_LBNGK, layer)
-            return self.self_attention(x, key, value, self_mask, deterministic)
+        Args:
+          carry: x [B, T, D], and with a cache a tuple of the pattern's keys and values [L, B, N, G, K], else None.
+          encoded: what ``project_encoded`` gave for this layer and the others of the pattern, or None.
+          number: of this layer among those at its place of the pattern.
+        """
+        x_BTD, stored = carry
+        config, mask, implementation = self.config, shared.mask, self.config.attention_implementation
+        if shared.slots is not None:
+            mask, implementation = shared.slots[self.place].mask, "dense"
+        mask = dataclasses.replace(mask, window=config.attention_window)
 
-        def cross_attend(x: Any) -> Any:
-            return self.cross_attention(x, *encoded_key_value, cross_mask, deterministic)
+        def attend(x_BTD: Any) -> Any:
+            nonlocal stored
+            key_value = self.self_attention.key_value(x_BTD, shared.rotation)
+            if shared.slots is not None:
+                slots = shared.slots[self.place]
+                pairs = [
+                    caches.extend(old, number, slots, new)
+                    for old, new in zip(stored[self.place], key_value, strict=True)
+                ]
+                kept, key_value = zip(*pairs, strict=True)
+                stored = (*stored[: self.place], kept, *stored[self.place + 1 :])
+            return self.self_attention(
+                x_BTD,
+                *key_value,
+                mask,
+                rotation=shared.rotation,
+                bias=shared.bias,
+                implementation=implementation,
+                deterministic=deterministic,
+            )
 
-        def feed(x: Any) -> Any:
-            return self.feed_forward(x, deterministic)
+        def cross_attend(x_BTD: Any) -> Any:
+            key, value = encoded[self.place]
+            return self.cross_attention(
+                x_BTD, key, value, shared.cross_mask, implementation=implementation, deterministic=deterministic
+            )
 
-        x_BTD = residual(self, self.self_attention_norm, attend, x_BTD, deterministic)
-        x_BTD = residual(self, self.cross_attention_norm, cross_attend, x_BTD, deterministic)
-        x_BTD = residual(self, self.feed_forward_norm, feed, x_BTD, deterministic)
-        return (x_BTD, keys_LBNGK, values_LBNGK, layer + 1), None
+        def feed(x_BTD: Any) -> Any:
+            if not config.num_experts:
+                return self.feed_forward(x_BTD, deterministic)
+            return self.feed_forward(x_BTD, query_present(shared.mask, (0, x_BTD.shape[1])), deterministic)
+
+        x_BTD = self._around("self_attention", attend, x_BTD, deterministic)
+        if self.cross_attends:
+            x_BTD = self._around("cross_attention", cross_attend, x_BTD, deterministic)
+        x_BTD = self._around("feed_forward", feed, x_BTD, deterministic)
+        return (x_BTD, stored), None
+
+    def _around(self, name: str, part: Callable[[Any], Any], x_BTD: Any, deterministic: bool) -> Any:
+        """A part and the way around it, with dropout on the part's output as in the paper's section 5.4."""
+        config, placement = self.config, NORM_PLACEMENTS[self.config.norm_placement]
+        y_BTD = part(getattr(self, f"{name}_norm")(x_BTD) if placement.input else x_BTD)
+        if placement.output:
+            y_BTD = getattr(self, f"{name}_output_norm")(y_BTD)
+        if config.dropout_rate and not deterministic:
+            y_BTD = dropout(y_BTD, config.dropout_rate, self.make_rng("dropout"))
+        x_BTD = (x_BTD if self.scales.skip == 1 else self.scales.skip * x_BTD) + y_BTD
+        if placement.sum:
+            x_BTD = getattr(self, f"{name}_norm")(x_BTD)
+        return constrain(x_BTD, "batch", "length", "embed")
 
 
-def residual(
-    layer: nn.Module,
-    norm: nn.Module,
-    sublayer: Callable[[Any], Any],
-    x_BTD: Float[Array, "B T D"],
-    deterministic: bool,
-) -> Float[Array, "B T D"]:
-    """A sub-layer and the way around it: post-norm is norm(x + f(x)), pre-norm is x + f(norm(x)).
+class Pattern(nn.Module):
+    """One turn of the pattern that a stack repeats: layers that differ, one after the other. Used like one layer."""
 
-    Reference: Vaswani et al. 2017, section 3.1, with dropout on f's output as in section 5.4; Xiong et al. 2020 (pre).
-    """
-    config = layer.config  # type: ignore[attr-defined]
-    pre = config.norm_placement == "pre"
-    y_BTD = sublayer(norm(x_BTD) if pre else x_BTD)
-    if config.dropout_rate and not deterministic:
-        y_BTD = dropout(y_BTD, config.dropout_rate, layer.make_rng("dropout"))
-    x_BTD = x_BTD + y_BTD if pre else norm(x_BTD + y_BTD)
-    return constrain(x_BTD, "batch", "length", "embed")
+    configs: tuple[ModelConfig, ...]
+    cross_attends: bool
+    scales: BranchScales
+
+    def setup(self) -> None:
+        self.layer = [
+            Layer(config, place, self.cross_attends, self.scales) for place, config in enumerate(self.configs)
+        ]
+
+    def project_encoded(self, carry: None, encoded_BSD: Float[Array, "B S D"]) -> tuple[None, tuple[Any, ...]]:
+        return carry, tuple(pair for layer in self.layer for pair in layer.project_encoded(None, encoded_BSD)[1])
+
+    def __call__(self, carry: Any, encoded: Any, number: Any, shared: Shared, deterministic: bool) -> tuple[Any, None]:
+        for layer in self.layer:
+            carry, _ = layer(carry, encoded, number, shared, deterministic)
+        return carry, None

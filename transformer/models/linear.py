@@ -16,6 +16,7 @@ class Linear(nn.Module):
 
     inputs, outputs: sizes of the axes.
     axes: the logical names of the kernel's axes, inputs before outputs.
+    init_scale: factor on the standard deviation of the initial weights.
     """
 
     inputs: tuple[int, ...]
@@ -23,13 +24,14 @@ class Linear(nn.Module):
     axes: tuple[str, ...]
     use_bias: bool
     dtype: Any
+    init_scale: float = 1.0
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         num_inputs = len(self.inputs)
         shape = (*self.inputs, *self.outputs)
         initializer = nn.initializers.variance_scaling(
-            1.0, "fan_avg", "uniform", range(num_inputs), range(num_inputs, len(shape))
+            self.init_scale**2, "fan_avg", "uniform", range(num_inputs), range(num_inputs, len(shape))
         )
         kernel: Any = self.param("kernel", nn.with_logical_partitioning(initializer, self.axes), shape, jnp.float32)
         rows = x.astype(self.dtype).reshape(-1, math.prod(self.inputs))

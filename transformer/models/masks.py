@@ -5,7 +5,7 @@ from typing import Any, Optional
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 Span = tuple[Any, int]  # start (an int or a traced scalar) and static size of a run of queries or keys
 
@@ -46,8 +46,8 @@ def visible(mask: AttentionMask, queries: Span, keys: Span) -> Bool[Array, "#B #
 
     A span must lie within the queries or keys: past their end a traced start would be moved back.
     """
-    query_positions_BT1 = _part(mask.query_positions, queries)[..., None]
-    key_positions_B1S = _part(mask.key_positions, keys)[:, None, :]
+    query_positions_BT1 = query_positions(mask, queries)[..., None]
+    key_positions_B1S = key_positions(mask, keys)[:, None, :]
     seen = jnp.ones((1, 1, 1), bool)
     if mask.causal:
         seen &= key_positions_B1S <= query_positions_BT1
@@ -62,6 +62,16 @@ def visible(mask: AttentionMask, queries: Span, keys: Span) -> Bool[Array, "#B #
         matrix = _slice(mask.matrix, queries, 1)
         seen &= _slice(matrix, keys, 2)
     return seen
+
+
+def query_positions(mask: AttentionMask, queries: Span) -> Int[Array, "#B T"]:
+    """Where in its text each query of a span stands."""
+    return _part(mask.query_positions, queries)
+
+
+def key_positions(mask: AttentionMask, keys: Span) -> Int[Array, "#B S"]:
+    """Where in its text each key of a span stands; -1 for an empty slot of a cache."""
+    return _part(mask.key_positions, keys)
 
 
 def query_present(mask: AttentionMask, queries: Span) -> Bool[Array, "#B #T"]:

@@ -1,6 +1,6 @@
 """Attention with its projections."""
 
-from typing import Any
+from typing import Any, Optional
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -8,33 +8,54 @@ from jaxtyping import Array, Float
 
 from transformer.config import ModelConfig
 from transformer.models.attention import attend, attention_weights
+from transformer.models.attention.biases import Bias
 from transformer.models.linear import Linear
 from transformer.models.masks import AttentionMask
+from transformer.models.norms import rms_norm
+from transformer.models.positions import Rotation, rotate
 
 
 class MultiHeadAttention(nn.Module):
-    """H attentions side by side, each over its own projection of queries, keys and values.
+    """H attentions side by side, each over its own projection of queries, and one of G projections of keys and values.
 
     Keys and values are made by ``key_value`` and given back to ``__call__``: between the two the caller may put them
     into a cache, or keep those of an encoder's output for a whole decoding.
 
-    Reference: Vaswani et al. 2017, section 3.2.2.
+    init_scale: factor on the standard deviation of the initial weights of values and output.
+
+    Reference: Vaswani et al. 2017, section 3.2.2; Shazeer 2019 (G = 1); Ainslie et al. 2023 (1 < G < H). Queries and
+    keys normalised: Henry et al. 2020, here by RMS and a trained scale for each component, as in Gemma 3 and Qwen 3.
     """
 
     config: ModelConfig
+    init_scale: float = 1.0
 
     def setup(self) -> None:
         config = self.config
-        width, heads = (config.d_model,), (config.num_heads, config.head_dim or config.d_model // config.num_heads)
-        inward = (width, heads, ("embed", "heads", "head_dim"), config.attention_bias, jnp.dtype(config.dtype))
-        outward = (heads, width, ("heads", "head_dim", "embed"), config.attention_bias, jnp.dtype(config.dtype))
-        self.query = Linear(*inward)
-        self.key = Linear(*inward)
-        self.value = Linear(*inward)
-        self.output = Linear(*outward)
+        head_dim = config.head_dim or config.d_model // config.num_heads
+        width, heads = (config.d_model,), (config.num_heads, head_dim)
+        shared_heads = (config.num_kv_heads or config.num_heads, head_dim)
 
-    def key_value(self, x_BSD: Float[Array, "B S D"]) -> tuple[Float[Array, "B S G K"], Float[Array, "B S G K"]]:
-        return self.key(x_BSD), self.value(x_BSD)
+        def linear(name: str, inputs: Any, outputs: Any, axes: Any, init_scale: float = 1.0) -> Linear:
+            biased = name in config.attention_biases
+            return Linear(inputs, outputs, axes, biased, jnp.dtype(config.dtype), init_scale)
+
+        self.query = linear("query", width, heads, ("embed", "heads", "head_dim"))
+        self.key = linear("key", width, shared_heads, ("embed", "kv_heads", "head_dim"))
+        self.value = linear("value", width, shared_heads, ("embed", "kv_heads", "head_dim"), self.init_scale)
+        self.output = linear("output", heads, width, ("heads", "head_dim", "embed"), self.init_scale)
+        if config.qk_norm:
+            self.query_norm = rms_norm(config, "head_dim")
+            self.key_norm = rms_norm(config, "head_dim")
+
+    def key_value(
+        self, x_BSD: Float[Array, "B S D"], rotation: Optional[Rotation] = None
+    ) -> tuple[Float[Array, "B S G K"], Float[Array, "B S G K"]]:
+        """Keys, turned by their positions, and values."""
+        key_BSGK = self.key(x_BSD)
+        if self.config.qk_norm:
+            key_BSGK = self.key_norm(key_BSGK)
+        return rotate(key_BSGK, rotation), self.value(x_BSD)
 
     def __call__(
         self,
@@ -42,23 +63,35 @@ class MultiHeadAttention(nn.Module):
         key_BSGK: Float[Array, "B S G K"],
         value_BSGK: Float[Array, "B S G K"],
         mask: AttentionMask,
+        *,
+        rotation: Optional[Rotation] = None,
+        bias: Optional[Bias] = None,
+        implementation: str,
         deterministic: bool,
     ) -> Float[Array, "B T D"]:
         config = self.config
         query_BTHK = self.query(x_BTD)
+        if config.qk_norm:
+            query_BTHK = self.query_norm(query_BTHK)
+        query_BTHK = rotate(query_BTHK, rotation)
+        scores: Any = {
+            "bias": bias,
+            "scale": None if config.scale_attention else 1.0,
+            "softcap": config.attention_logit_softcap,
+        }
         if self.is_mutable_collection("intermediates") and not self.is_initializing():
-            self.sow("intermediates", "attention_weights", attention_weights(query_BTHK, key_BSGK, mask))
+            self.sow("intermediates", "attention_weights", attention_weights(query_BTHK, key_BSGK, mask, **scores))
+        if self.is_initializing():
+            implementation = "dense"  # parameters are made from one token, which not every kernel serves
+        drops = config.attention_dropout_rate > 0 and not deterministic
         output_BTHK = attend(
             query_BTHK,
             key_BSGK,
             value_BSGK,
             mask,
+            **scores,
             dropout_rate=config.attention_dropout_rate,
-            dropout_rng=_dropout_rng(self, config.attention_dropout_rate, deterministic),
-            implementation=config.attention_implementation,
+            dropout_rng=self.make_rng("dropout") if drops else None,
+            implementation=implementation,
         )
         return self.output(output_BTHK)
-
-
-def _dropout_rng(module: nn.Module, rate: float, deterministic: bool) -> Any:
-    return module.make_rng("dropout") if rate and not deterministic else None

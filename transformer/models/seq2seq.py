@@ -1,21 +1,19 @@
 """The encoder-decoder model of 2017."""
 
-import dataclasses
 from typing import Any, NamedTuple, Optional
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer.config import ModelConfig, one_of
-from transformer.models import cache as caches
-from transformer.models.dropout import dropout
+from transformer.config import ModelConfig
+from transformer.models.cache import Cache
 from transformer.models.embeddings import TokenEmbedding
+from transformer.models.layers import BranchScales
 from transformer.models.linear import Linear
 from transformer.models.masks import AttentionMask
-from transformer.models.positions import POSITION_ENCODINGS
 from transformer.models.sharding import constrain
-from transformer.models.stacks import Decoder, Encoder
+from transformer.models.stacks import Stack
 
 
 class Seq2SeqMasks(NamedTuple):
@@ -26,11 +24,8 @@ class Seq2SeqMasks(NamedTuple):
     cross: AttentionMask
 
 
-class EncodedSource(NamedTuple):
-    """What decoding keeps of a source: keys and values [L, B, S, G, K] for the decoder's layers."""
-
-    keys: Any
-    values: Any
+EncodedSource = tuple[Any, ...]
+"""What decoding keeps of a source: for each layer of the decoder's pattern, keys and values [L, B, S, G, K]."""
 
 
 class Seq2Seq(nn.Module):
@@ -59,9 +54,11 @@ class Seq2Seq(nn.Module):
             self.target_embedding = TokenEmbedding(self.target_vocab_size, *embedding)
         if config.shared_embeddings == "none":
             self.output = Linear((config.d_model,), (self.target_vocab_size,), ("embed", "vocabulary"), False, dtype)
-        self.position_encoding = one_of("model.position_encoding", config.position_encoding, POSITION_ENCODINGS)(config)
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        encoder_scales, decoder_scales = branch_scales(config)
+        self.encoder = Stack(config, config.num_encoder_layers, bidirectional=True, scales=encoder_scales)
+        self.decoder = Stack(
+            config, config.num_decoder_layers, bidirectional=False, cross_attends=True, scales=decoder_scales
+        )
 
     def __call__(
         self,
@@ -73,7 +70,11 @@ class Seq2Seq(nn.Module):
         decoder_positions_BT: Optional[Int[Array, "B T"]] = None,
         deterministic: bool,
     ) -> Float[Array, "B T V"]:
-        """Logits, in float32. Positions default to 0, 1, 2, ..."""
+        """Logits, in float32. Positions default to 0, 1, 2, ...
+
+        They place embeddings and rotations. What masks and biases compare are the positions in the mask, by default the
+        slots, which is the same where the tokens of a text are neighbours (packed rows too): more kernels serve that.
+        """
         source = self.encode(
             encoder_input_tokens_BS, masks.encoder, positions_BS=encoder_positions_BS, deterministic=deterministic
         )
@@ -97,8 +98,10 @@ class Seq2Seq(nn.Module):
     ) -> EncodedSource:
         """Run the encoder, and project its output once for all layers of the decoder."""
         embedding = self.shared_embedding if self.config.shared_embeddings == "all" else self.source_embedding
-        x_BSD = self._embed(embedding, tokens_BS, positions_BS, deterministic)
-        return EncodedSource(*self.decoder.project_encoded(self.encoder(x_BSD, mask, deterministic=deterministic)))
+        encoded_BSD, _ = self.encoder(
+            embedding(tokens_BS), _positions(tokens_BS, positions_BS), mask, deterministic=deterministic
+        )
+        return self.decoder.project_encoded(encoded_BSD)
 
     def decode(
         self,
@@ -108,34 +111,46 @@ class Seq2Seq(nn.Module):
         cross_mask: AttentionMask,
         *,
         positions_BT: Optional[Int[Array, "#B T"]] = None,
-        cache: Optional[caches.Cache] = None,
+        cache: Optional[Cache] = None,
         deterministic: bool = True,
-    ) -> tuple[Float[Array, "B T V"], Optional[caches.Cache]]:
+    ) -> tuple[Float[Array, "B T V"], Optional[Cache]]:
         """Logits of the tokens that follow, in float32, and the cache with these tokens in it.
 
         Args:
           tokens_BT: T tokens a row, each with the position that it has in its text.
-          self_mask: its matrix, if any, is over the cache's slots where there is a cache.
+          self_mask: its matrix, if any, is over all tokens in the order in which they came, those in the cache first.
           cache: earlier tokens, or None: the T tokens are all there is. Positions must then be given.
         """
         embedding = self.shared_embedding if self.config.shared_embeddings == "all" else self.target_embedding
-        x_BTD = self._embed(embedding, tokens_BT, positions_BT, deterministic)
-        slot = None
-        if cache is not None:
-            if positions_BT is None:
-                raise ValueError("decoding with a cache needs the positions of its tokens")
-            cache, slot = caches.reserve(cache, positions_BT)
-            self_mask = dataclasses.replace(self_mask, query_positions=positions_BT, key_positions=cache.positions)
+        if cache is not None and positions_BT is None:
+            raise ValueError("decoding with a cache needs the positions of its tokens")
         x_BTD, cache = self.decoder(
-            x_BTD, tuple(source), self_mask, cross_mask, cache=cache, slot=slot, deterministic=deterministic
+            embedding(tokens_BT),
+            _positions(tokens_BT, positions_BT),
+            self_mask,
+            encoded=source,
+            cross_mask=cross_mask,
+            cache=cache,
+            deterministic=deterministic,
         )
         logits_BTV = self.output(x_BTD) if self.config.shared_embeddings == "none" else embedding.logits(x_BTD)
         return constrain(logits_BTV.astype(jnp.float32), "batch", "length", "vocabulary"), cache
 
-    def _embed(self, embedding: Any, tokens_BT: Any, positions_BT: Any, deterministic: bool) -> Any:
-        if positions_BT is None:
-            positions_BT = jnp.arange(tokens_BT.shape[1])[None]
-        x_BTD = self.position_encoding.add(embedding(tokens_BT), positions_BT)
-        if self.config.dropout_rate and not deterministic:
-            x_BTD = dropout(x_BTD, self.config.dropout_rate, self.make_rng("dropout"))
-        return constrain(x_BTD, "batch", "length", "embed")
+
+def branch_scales(config: ModelConfig) -> tuple[BranchScales, BranchScales]:
+    """Of encoder and decoder: 1, or DeepNorm's alpha and beta for N encoder and M decoder layers.
+
+    Reference: Wang et al., DeepNet (2022), figure 2.
+    """
+    if config.norm_placement != "deep_norm":
+        return BranchScales(), BranchScales()
+    N, M = config.num_encoder_layers, config.num_decoder_layers
+    both = N**4 * M
+    return (
+        BranchScales(skip=0.81 * both ** (1 / 16), init=0.87 * both ** (-1 / 16)),
+        BranchScales(skip=(3 * M) ** (1 / 4), init=(12 * M) ** (-1 / 4)),
+    )
+
+
+def _positions(tokens_BT: Any, positions_BT: Any) -> Any:
+    return jnp.arange(tokens_BT.shape[1])[None] if positions_BT is None else positions_BT

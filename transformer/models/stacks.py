@@ -1,89 +1,105 @@
-"""The stacks: one layer, scanned, its parameters stacked along a first axis ``layers``."""
+"""A stack: positions, dropout, then one layer or a pattern of layers, scanned along its parameters' axis ``layers``."""
 
 from typing import Any, Optional
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from transformer.config import ModelConfig
 from transformer.models import cache as caches
-from transformer.models.layers import DecoderLayer, EncoderLayer, layer_norm
+from transformer.models.dropout import dropout
+from transformer.models.layers import NORM_PLACEMENTS, BranchScales, Layer, Pattern, Shared
 from transformer.models.masks import AttentionMask
+from transformer.models.norms import norm
+from transformer.models.positions import position_encoding
+from transformer.models.sharding import constrain
+from transformer.types import UserError
 
 
-class Encoder(nn.Module):
-    """``num_encoder_layers`` encoder layers; with pre-norm one more norm at the end."""
+def require_decoding(config: ModelConfig) -> None:
+    """See that the model can decode token by token.
 
-    config: ModelConfig
-
-    def setup(self) -> None:
-        self.layers = _scanned(
-            EncoderLayer, self.config, self.config.num_encoder_layers, {"__call__": (nn.broadcast, nn.broadcast)}
+    Raises:
+      UserError: for experts of limited capacity, which depends on how many tokens a row has in all.
+    """
+    if config.num_experts and config.expert_dispatch == "capacity":
+        raise UserError(
+            "model.expert_dispatch=capacity cannot decode token by token: what an expert takes depends on how many "
+            "tokens there will be; use dropless"
         )
-        if self.config.norm_placement == "pre":
-            self.final_norm = layer_norm(self.config)
-
-    def __call__(
-        self, x_BTD: Float[Array, "B T D"], mask: AttentionMask, *, deterministic: bool
-    ) -> Float[Array, "B T D"]:
-        x_BTD, _ = self.layers(x_BTD, mask, deterministic)
-        return self.final_norm(x_BTD) if self.config.norm_placement == "pre" else x_BTD
 
 
-class Decoder(nn.Module):
-    """``num_decoder_layers`` decoder layers; with pre-norm one more norm at the end."""
+class Stack(nn.Module):
+    """An encoder or a decoder, from embeddings to its last layer's output.
+
+    num_layers: a multiple of the pattern's length, see ``layer_pattern``.
+    bidirectional: whether its tokens see those after them; for the position scheme only, the mask is an argument.
+    cross_attends: whether its layers look at an encoder's output.
+    """
 
     config: ModelConfig
+    num_layers: int
+    bidirectional: bool
+    cross_attends: bool = False
+    scales: BranchScales = BranchScales()
 
     def setup(self) -> None:
+        config = self.config
+        self.position_encoding = position_encoding(config, bidirectional=self.bidirectional)
+        pattern = caches.layer_pattern(config)
+        turns = self.num_layers // len(pattern)
         broadcast = nn.broadcast
-        self.layers = _scanned(
-            DecoderLayer,
-            self.config,
-            self.config.num_decoder_layers,
-            {"__call__": (0, broadcast, broadcast, broadcast, broadcast), "project_encoded": (broadcast,)},
-        )
-        if self.config.norm_placement == "pre":
-            self.final_norm = layer_norm(self.config)
+        options = {
+            name: {
+                "variable_axes": {"params": 0, "intermediates": 0, "sums": 0},
+                "split_rngs": {"params": True, "dropout": True},
+                "in_axes": in_axes,
+                "length": turns,
+                "unroll": min(config.scan_unroll, turns),
+                "metadata_params": {nn.PARTITION_NAME: "layers"},
+            }
+            for name, in_axes in (("__call__", (0, 0, broadcast, broadcast)), ("project_encoded", (broadcast,)))
+        }
+        self.layers: Any
+        if len(pattern) == 1:
+            self.layers = nn.scan(Layer, methods=options)(pattern[0], 0, self.cross_attends, self.scales)
+        else:
+            self.layers = nn.scan(Pattern, methods=options)(pattern, self.cross_attends, self.scales)
+        if NORM_PLACEMENTS[config.norm_placement].final:
+            self.final_norm = norm(config)
 
-    def project_encoded(self, encoded_BSD: Float[Array, "B S D"]) -> tuple[Any, Any]:
-        """Keys and values [L, B, S, G, K] of the encoder's output for every layer."""
+    def project_encoded(self, encoded_BSD: Float[Array, "B S D"]) -> tuple[Any, ...]:
+        """Keys and values [L, B, S, G, K] of the encoder's output, for each layer of the pattern."""
         return self.layers.project_encoded(None, encoded_BSD)[1]
 
     def __call__(
         self,
         x_BTD: Float[Array, "B T D"],
-        encoded_keys_values: tuple[Any, Any],
-        self_mask: AttentionMask,
-        cross_mask: AttentionMask,
+        positions_BT: Int[Array, "#B T"],
+        mask: AttentionMask,
         *,
+        encoded: Optional[tuple[Any, ...]] = None,
+        cross_mask: Optional[AttentionMask] = None,
         cache: Optional[caches.Cache] = None,
-        slot: Optional[Any] = None,
         deterministic: bool,
     ) -> tuple[Float[Array, "B T D"], Optional[caches.Cache]]:
-        """Decode T tokens a row; with a cache, after those in it, into its slots from ``slot`` on."""
-        keys, values = (None, None) if cache is None else (cache.keys, cache.values)
-        carry = (x_BTD, keys, values, jnp.zeros((), jnp.int32))
-        (x_BTD, keys, values, _), _ = self.layers(
-            carry, encoded_keys_values, slot, self_mask, cross_mask, deterministic
-        )
-        if self.config.norm_placement == "pre":
-            x_BTD = self.final_norm(x_BTD)
-        return x_BTD, None if cache is None else cache._replace(keys=keys, values=values)
-
-
-def _scanned(layer: Any, config: ModelConfig, length: int, in_axes: dict[str, Any]) -> Any:
-    """The layer repeated ``length`` times under ``jax.lax.scan``: compile time does not grow with depth."""
-    options = {
-        name: {
-            "variable_axes": {"params": 0, "intermediates": 0},
-            "split_rngs": {"params": True, "dropout": True},
-            "in_axes": axes,
-            "length": length,
-            "unroll": min(config.scan_unroll, length),
-            "metadata_params": {nn.PARTITION_NAME: "layers"},
-        }
-        for name, axes in in_axes.items()
-    }
-    return nn.scan(layer, methods=options)(config)
+        """T tokens a row, given their embeddings; with a cache, after those in it, and the cache with them in it."""
+        config, encoding = self.config, self.position_encoding
+        x_BTD = encoding.add(x_BTD, positions_BT)
+        if config.dropout_rate and not deterministic:
+            x_BTD = dropout(x_BTD, config.dropout_rate, self.make_rng("dropout"))
+        x_BTD = constrain(x_BTD, "batch", "length", "embed")
+        shared = Shared(mask, encoding.rotation(positions_BT), encoding.bias(), cross_mask)
+        stored = None
+        if cache is not None:
+            require_decoding(config)
+            cache, slots = caches.reserve(cache, positions_BT, mask, config)
+            shared = shared._replace(slots=slots)
+            stored = tuple((layer.keys, layer.values) for layer in cache.layers)
+        numbers = jnp.arange(self.num_layers // len(caches.layer_pattern(config)))
+        (x_BTD, stored), _ = self.layers((x_BTD, stored), encoded, numbers, shared, deterministic)
+        if cache is not None:
+            pairs = zip(cache.layers, stored, strict=True)
+            cache = cache._replace(layers=tuple(layer._replace(keys=k, values=v) for layer, (k, v) in pairs))
+        return self.final_norm(x_BTD) if NORM_PLACEMENTS[config.norm_placement].final else x_BTD, cache

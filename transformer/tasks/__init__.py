@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
-from transformer.config import Config, one_of
+from transformer.config import Config
+from transformer.tasks.language_modeling import LanguageModelingTask
 from transformer.tasks.translation import TranslationTask
-from transformer.types import Task
+from transformer.types import Task, one_of
 
-TASKS: dict[str, type[Task]] = {"translation": TranslationTask}
+TASKS: dict[str, type[Task]] = {
+    "translation": TranslationTask,
+    "language_modeling": LanguageModelingTask,
+}
 
 
 def make_task(config: Config, assets: Path | None = None) -> Task:

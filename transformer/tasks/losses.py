@@ -1,14 +1,15 @@
 """Cross-entropy as sums, with the forms of label smoothing that go by that one name."""
 
-from collections.abc import Callable
-from typing import NamedTuple, Optional
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Optional
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from transformer.config import one_of
+from transformer.config import ModelConfig
+from transformer.types import Sums, one_of
 
 
 class TargetDistribution(NamedTuple):
@@ -120,3 +121,29 @@ def _is_argmax(logits: Array, targets: Array, target_logits: Array) -> Array:
     classes = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     target_logits, targets = target_logits[..., None], targets[..., None]
     return jnp.all((logits < target_logits) | ((logits == target_logits) & (classes >= targets)), axis=-1)
+
+
+def add_auxiliary_losses(sums: Sums, collected: Mapping[str, Any], config: ModelConfig) -> Sums:
+    """The sums of a batch with those that the model's layers collected, and their losses added to ``loss``.
+
+    Args:
+      collected: the collections that ``apply`` gave; layers put (sum, count) pairs into ``sums``, each with a first
+        axis for the layers of a stack. Empty for a model without a mixture of experts.
+
+    Each layer's mean is added with the weight that the config gives to its name: Fedus et al., Switch Transformer
+    (2022), section 2.2; Zoph et al., ST-MoE (2022), section 3.
+    """
+    pairs: dict[str, list[Any]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(collected, is_leaf=lambda node: isinstance(node, tuple)):
+        pairs.setdefault(path[-1].key, []).append(leaf)
+    weights = {
+        "load_balancing": config.load_balancing_weight,
+        "router_z": config.router_z_weight,
+        "router_bias": 1.0,
+    }
+    loss, count = sums["loss"]
+    for name, found in pairs.items():
+        if name in weights:
+            loss += weights[name] * count * sum(jnp.sum(total / jnp.maximum(number, 1)) for total, number in found)
+    totals = {name: tuple(sum(jnp.sum(pair[i]) for pair in found) for i in (0, 1)) for name, found in pairs.items()}
+    return {**sums, **totals, "loss": (loss, count)}

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.config import Config, DecodingConfig, one_of
+from transformer.config import Config, DecodingConfig
 from transformer.data.batching import evaluation_plan, training_plan
 from transformer.data.pipeline import Pipeline, real_tokens
 from transformer.data.sources import (
@@ -26,26 +26,17 @@ from transformer.data.sources import (
 from transformer.data.store import Store, open_store
 from transformer.data.tokenizer import load_tokenizers, make_tokenizers, save_tokenizers
 from transformer.evaluation.text_scores import score
-from transformer.models.attention import KERNELS
-from transformer.models.feed_forward import ACTIVATIONS
 from transformer.models.flops import TRAINING_FACTOR, seq2seq_forward_flops
 from transformer.models.masks import AttentionMask
-from transformer.models.positions import POSITION_ENCODINGS
+from transformer.models.named_parts import check_names
 from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
+from transformer.models.stacks import require_decoding
 from transformer.progress import progress
-from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, cross_entropy
+from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
 from transformer.tasks.translator import Translator
-from transformer.types import Candidate, Params, Seq2SeqBatch, Sums, UserError
+from transformer.types import Candidate, Params, Seq2SeqBatch, Sums, UserError, one_of
 
 logger = logging.getLogger(__name__)
-
-
-NAMED_PARTS: dict[str, Mapping[str, Any]] = {
-    "model.position_encoding": POSITION_ENCODINGS,
-    "model.activation": ACTIVATIONS,
-    "model.attention_implementation": KERNELS,
-    "training.label_smoothing_form": LABEL_SMOOTHING_FORMS,
-}
 
 
 class TranslationTask:
@@ -53,9 +44,14 @@ class TranslationTask:
 
     def __init__(self, config: Config, assets: Optional[Path] = None):
         self.config = config
-        for key, table in NAMED_PARTS.items():  # before the text is tokenised
-            section, name = key.split(".")
-            one_of(key, getattr(getattr(config, section), name), table)
+        if config.model.variant != "encoder_decoder" or config.data.batching == "stream":
+            raise UserError(
+                f"task=translation needs model.variant=encoder_decoder, not {config.model.variant}, and data.batching="
+                f"bucket or pack, not {config.data.batching}; the others are for task=language_modeling"
+            )
+        check_names(config.model)
+        require_decoding(config.model)
+        one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
         self._tokenizers = make_tokenizers(config.data, self._source) if assets is None else load_tokenizers(assets)
         if config.data.joint_vocabulary != (self._tokenizers[0].fingerprint == self._tokenizers[1].fingerprint):
             raise UserError(
@@ -117,15 +113,17 @@ class TranslationTask:
         return self.model.init(rng, tokens, tokens, masks, deterministic=True)["params"]
 
     def loss(self, params: Params, batch: Seq2SeqBatch, rng: Any) -> Sums:
-        training = self.config.training
-        return cross_entropy(
-            logits(self.model, params, batch, rng, packed=self.config.data.batching == "pack"),
+        training, packed = self.config.training, self.config.data.batching == "pack"
+        logits_BTV, collected = logits_and_sums(self.model, params, batch, rng, packed=packed)
+        sums = cross_entropy(
+            logits_BTV,
             batch.decoder_target_tokens,
             batch.decoder_loss_weights,
             label_smoothing=training.label_smoothing,
             form=training.label_smoothing_form,
             padding_id=self.tokenizer.pad_id,
         )
+        return add_auxiliary_losses(sums, collected, self.config.model)
 
     def work(self, batch: Seq2SeqBatch) -> dict[str, float]:
         source_tokens, target_tokens = real_tokens(batch)
@@ -217,9 +215,16 @@ class TranslationTask:
         save_tokenizers(workdir, self._tokenizers)
 
 
-def logits(model: Seq2Seq, params: Params, batch: Seq2SeqBatch, rng: Any, *, packed: bool) -> Any:
-    """Scores [B, T, V] of all target tokens at every position of a batch; dropout unless ``rng`` is None."""
-    return model.apply(
+def logits(model: Seq2Seq, params: Params, batch: Seq2SeqBatch, *, packed: bool) -> Any:
+    """Scores [B, T, V] of all target tokens at every position of a batch."""
+    return logits_and_sums(model, params, batch, None, packed=packed)[0]
+
+
+def logits_and_sums(
+    model: Seq2Seq, params: Params, batch: Seq2SeqBatch, rng: Any, *, packed: bool
+) -> tuple[Any, Mapping[str, Any]]:
+    """The same with dropout, unless ``rng`` is None, and the sums that layers collect; see ``add_auxiliary_losses``."""
+    logits_BTV, collected = model.apply(
         {"params": params},
         batch.encoder_input_tokens,
         batch.decoder_input_tokens,
@@ -228,31 +233,26 @@ def logits(model: Seq2Seq, params: Params, batch: Seq2SeqBatch, rng: Any, *, pac
         decoder_positions_BT=batch.decoder_positions if packed else None,
         deterministic=rng is None,
         rngs=None if rng is None else {"dropout": rng},
+        mutable=("sums",),
     )
+    return logits_BTV, collected
 
 
 @functools.partial(jax.jit, static_argnames="model")
 def row_log_probs(model: Seq2Seq, params: Params, batch: Seq2SeqBatch) -> Any:
     """Log-probability [B] of the target of each row of a batch with one pair a row."""
-    log_probs_BTV = jax.nn.log_softmax(logits(model, params, batch, None, packed=False))
+    log_probs_BTV = jax.nn.log_softmax(logits(model, params, batch, packed=False))
     log_probs_BT = jnp.take_along_axis(log_probs_BTV, batch.decoder_target_tokens[..., None], axis=-1)[..., 0]
     return jnp.where(batch.decoder_loss_weights > 0, log_probs_BT, 0).sum(axis=1)
 
 
 def make_masks(batch: Seq2SeqBatch, packed: bool) -> Seq2SeqMasks:
     """Who sees whom in a batch: by segments where rows are packed, else by lengths, which more kernels understand."""
-    if packed:
+    if packed:  # a segment's tokens are neighbours: what comes later in the row comes later in the text
         encoder, decoder = batch.encoder_segment_ids, batch.decoder_segment_ids
-        positions = batch.decoder_positions
         return Seq2SeqMasks(
             AttentionMask(query_segment_ids=encoder, key_segment_ids=encoder),
-            AttentionMask(
-                causal=True,
-                query_segment_ids=decoder,
-                key_segment_ids=decoder,
-                query_positions=positions,
-                key_positions=positions,
-            ),
+            AttentionMask(causal=True, query_segment_ids=decoder, key_segment_ids=decoder),
             AttentionMask(query_segment_ids=decoder, key_segment_ids=encoder),
         )
     encoder, decoder = (jnp.sum(ids != 0, axis=1) for ids in (batch.encoder_segment_ids, batch.decoder_segment_ids))

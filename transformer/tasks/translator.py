@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +11,17 @@ import numpy as np
 
 from transformer.config import DecodingConfig
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.beam_search import beam_search
 from transformer.decoding.hypotheses import Hypotheses
-from transformer.decoding.sampling import greedy, sample
-from transformer.models.cache import Cache, init_cache
+from transformer.models.cache import init_cache
 from transformer.models.masks import AttentionMask
 from transformer.models.seq2seq import Seq2Seq
 from transformer.progress import progress
-from transformer.types import Candidate, Params, UserError
+from transformer.tasks.searching import DecodingState, check_num_best, find_outputs, group_by_length, num_hypotheses
+from transformer.types import Candidate, Params
 
 logger = logging.getLogger(__name__)
 
-SHORTEST_SOURCE = 16  # inputs are padded to this length or a power of two above it, so that few shapes are compiled
-MAX_ROWS = 64  # sentences decoded together
 LINES_AT_A_TIME = 4_096  # among which similar lengths are sought
-FEW_ROWS = 4  # the other number of rows that is compiled, for what is left over and for single lines
 
 
 class Translator:
@@ -42,10 +38,7 @@ class Translator:
 
     def __call__(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
         decoding = self._decoding
-        if num_best > decoding.beam_size and decoding.method == "beam":
-            raise UserError(f"num_best={num_best} needs --config.decoding.beam_size of at least as many")
-        if num_best > 1 and decoding.method == "greedy":
-            raise UserError(f"num_best={num_best}: decoding.method=greedy finds one output; use beam or sample")
+        check_num_best(decoding, num_best)
         counted = progress(range(len(lines)), "translating", len(lines))
         for start in range(0, len(lines), LINES_AT_A_TIME):
             for found in self._translate(params, lines[start : start + LINES_AT_A_TIME], start, num_best):
@@ -96,37 +89,6 @@ class Translator:
         return results
 
 
-def group_by_length(
-    lines: Sequence[str], inputs: Sequence[Sequence[int]], tokens_per_batch: int
-) -> Iterator[tuple[list[int], int, int]]:
-    """``(numbers of lines, padded length, padded number of rows)``: similar lengths together, few shapes in all."""
-    groups: dict[int, list[int]] = {}
-    for number, (line, ids) in enumerate(zip(lines, inputs, strict=True)):
-        if line.strip():
-            length = max(SHORTEST_SOURCE, 1 << (len(ids) - 1).bit_length())
-            groups.setdefault(length, []).append(number)
-    for length, numbers in sorted(groups.items()):
-        numbers.sort(key=lambda number: len(inputs[number]))
-        rows = min(MAX_ROWS, max(1, tokens_per_batch // length))
-        for start in range(0, len(numbers), rows):
-            chunk = numbers[start : start + rows]
-            yield chunk, length, min(rows, FEW_ROWS) if len(chunk) <= FEW_ROWS else rows
-
-
-class DecodingState(NamedTuple):
-    """Between two steps of a search over W hypotheses of each of B sentences.
-
-    cache     the W tokens of step n stand in slots n W to n W + W - 1 of their sentence's one row
-    visible   [B, W, N W] bool: which slots hold the tokens that each hypothesis is made of
-
-    A hypothesis that continues another takes over what that one sees, and the keys and values stay where they are:
-    nothing is copied when hypotheses change places.
-    """
-
-    cache: Cache
-    visible: Any
-
-
 @functools.partial(jax.jit, static_argnames=("model", "decoding", "num_best", "special_ids"))
 def search(
     model: Seq2Seq,
@@ -154,7 +116,7 @@ def search(
     pad_id, bos_id, eos_id = special_ids
     batch_size, source_length = tokens_BS.shape
     max_steps = source_length + decoding.max_extra_tokens
-    width = {"beam": decoding.beam_size, "greedy": 1, "sample": num_best}[decoding.method]
+    width = num_hypotheses(decoding, num_best)
     num_slots = max_steps * width
     apply: Any = functools.partial(model.apply, {"params": params})
     own = AttentionMask(query_lengths=lengths_B, key_lengths=lengths_B)
@@ -179,24 +141,18 @@ def search(
         return log_probs_BWV, DecodingState(cache, visible)
 
     state = DecodingState(
-        init_cache(model.config, batch_size, num_slots), jnp.zeros((batch_size, width, num_slots), bool)
+        init_cache(model.config, batch_size, max_steps, tokens_per_position=width),
+        jnp.zeros((batch_size, width, num_slots), bool),
     )
-    options: dict[str, Any] = {
-        "batch_size": batch_size,
-        "bos_id": bos_id,
-        "eos_id": eos_id,
-        "max_steps": max_steps,
-        "limits_B": jnp.where(lengths_B > 0, lengths_B + decoding.max_extra_tokens, 0),
-    }
-    if decoding.method == "greedy":
-        return greedy(step, state, **options)
-    if decoding.method == "beam":
-        penalty: dict[str, Any] = {"length_penalty": decoding.length_penalty, "alpha": decoding.alpha}
-        return beam_search(step, state, beam_size=width, num_best=num_best, **penalty, **options)
-    keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(decoding.seed), line_numbers_B)
-    restrictions: dict[str, Any] = {
-        "temperature": decoding.temperature,
-        "top_k": decoding.top_k,
-        "top_p": decoding.top_p,
-    }
-    return sample(step, state, num_samples=width, keys_B=keys_B, **restrictions, **options)
+    return find_outputs(
+        step,
+        state,
+        decoding=decoding,
+        num_best=num_best,
+        line_numbers_B=line_numbers_B,
+        batch_size=batch_size,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        max_steps=max_steps,
+        limits_B=jnp.where(lengths_B > 0, lengths_B + decoding.max_extra_tokens, 0),
+    )

@@ -6,7 +6,8 @@ from typing import Any, Optional
 import jax
 import optax
 
-from transformer.config import TrainingConfig, one_of
+from transformer.config import TrainingConfig
+from transformer.types import one_of
 
 DECAYED_PARAMETERS = ("kernel", "embedding")
 """Leaves of these names are matrices of weights; biases, norms' scales and the like are not decayed.

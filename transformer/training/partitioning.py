@@ -17,9 +17,12 @@ LOGICAL_AXES: tuple[tuple[str, str | None], ...] = (
     ("embed", None),
     ("embedding", None),
     ("heads", None),
+    ("kv_heads", None),
     ("head_dim", None),
     ("mlp", None),
     ("vocabulary", None),
+    ("buckets", None),
+    ("expert", None),
 )
 """Where each named axis of a parameter or an activation lies. None: on every device whole."""
 

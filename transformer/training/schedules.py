@@ -10,8 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from transformer.config import TrainingConfig, one_of
-from transformer.types import UserError
+from transformer.config import TrainingConfig
+from transformer.types import UserError, one_of
 
 
 def paper(config: TrainingConfig, d_model: int) -> optax.Schedule:

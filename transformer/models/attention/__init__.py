@@ -1,20 +1,50 @@
 """``attend``: one wrapper over a table of attention kernels.
 
-A kernel is one file with one function ``(query_BTHK, key_BSGK, value_BSGK, mask, *, scale, dropout_rate, dropout_rng)
--> output_BTHK``, and one line in ``KERNELS``. What no kernel should repeat is done here, once.
+A kernel is one file with two functions, and one line in ``KERNELS``: the kernel itself, with the signature of
+``dense``, and ``refusal``, which says why it cannot serve a request, if it cannot. What no kernel should repeat is done
+here, once.
 """
 
-from collections.abc import Callable
-from typing import Any, Optional
+import functools
+import logging
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Optional, cast
 
+import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from transformer.config import one_of
-from transformer.models.attention.dense import dense, dense_weights
+from transformer.models.attention import blockwise, dense, fused, local, splash
+from transformer.models.attention.biases import Bias
+from transformer.models.attention.request import Request
 from transformer.models.masks import AttentionMask, key_present, query_present
+from transformer.types import UserError, one_of
 
-KERNELS: dict[str, Callable[..., Any]] = {"dense": dense}
+logger = logging.getLogger(__name__)
+
+
+class Kernel(NamedTuple):
+    """An implementation: the function, why it cannot serve a request (None: it can), and if XLA can partition it."""
+
+    function: Callable[..., Any]
+    refusal: Callable[[Request], Optional[str]]
+    partitionable: bool = True
+
+
+KERNELS: dict[str, Kernel] = {
+    "dense": Kernel(dense.dense, dense.refusal),
+    "blockwise": Kernel(blockwise.blockwise, blockwise.refusal),
+    "local": Kernel(local.local, local.refusal),
+    "fused": Kernel(fused.fused, fused.refusal),
+    "splash": Kernel(splash.splash, splash.refusal, partitionable=False),
+}
+
+IMPLEMENTATIONS: Mapping[str, Any] = ChainMap(cast(dict[str, Any], KERNELS), {"auto": None})
+"""What ``model.attention_implementation`` may be."""
+
+LONG = 1_024  # queries from which on `auto` avoids the T x S matrix
 
 
 def attend(
@@ -23,7 +53,9 @@ def attend(
     value_BSGK: Float[Array, "B S G K"],
     mask: AttentionMask,
     *,
+    bias: Optional[Bias] = None,
     scale: Optional[float] = None,
+    softcap: Optional[float] = None,
     dropout_rate: float = 0.0,
     dropout_rng: Optional[PRNGKeyArray] = None,
     implementation: str = "dense",
@@ -33,34 +65,101 @@ def attend(
     Args:
       query_BTHK: H heads; H is a multiple of G, the number of key/value heads.
       mask: what each query may see.
+      bias: added to the logits; its heads are those of the queries.
       scale: on the dot products; None: 1 / sqrt(K).
+      softcap: the logits become ``softcap * tanh(logits / softcap)``, before the bias; None: they stay.
       dropout_rate: of the attention weights, in [0, 1).
       dropout_rng: None: no dropout.
-      implementation: a name in ``KERNELS``.
+      implementation: a name in ``KERNELS``, or ``auto``: the best of them for the platform and the request.
 
     Returns:
       The weighted sums of the values. Queries that are padding or see nothing give zeros. Whatever stands in padding,
       NaN included, reaches neither an output nor a gradient.
 
     Raises:
-      UserError: for an unknown implementation.
+      UserError: for an unknown implementation, or one that cannot serve; it says why, and which can.
       ValueError: if the heads do not group.
 
     Reference: Vaswani et al. 2017, section 3.2.1. Unlike there, a masked weight is exactly 0 in every dtype.
     """
     if query_BTHK.shape[2] % key_BSGK.shape[2]:
         raise ValueError(f"{query_BTHK.shape[2]} query heads do not group over {key_BSGK.shape[2]} key/value heads")
-    kernel = one_of("model.attention_implementation", implementation, KERNELS)
+    dropout_rate = 0.0 if dropout_rng is None else dropout_rate
+    request = Request.of(query_BTHK, key_BSGK, mask, bias, softcap, dropout_rate)
+    kernel = choose(implementation, request)
     query_BTHK, key_BSGK, value_BSGK = without_padding(query_BTHK, key_BSGK, value_BSGK, mask)
-    return kernel(
-        query_BTHK,
-        key_BSGK,
-        value_BSGK,
-        mask,
+    function: Callable[..., Any] = functools.partial(
+        kernel.function,
+        bias=bias,
         scale=query_BTHK.shape[-1] ** -0.5 if scale is None else scale,
-        dropout_rate=0.0 if dropout_rng is None else dropout_rate,
+        softcap=softcap,
+        dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,
     )
+    if not kernel.partitionable:
+        function = on_each_device(function)
+    return function(query_BTHK, key_BSGK, value_BSGK, mask)
+
+
+def on_each_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel run by each device of the mesh on its own rows and heads, or as it is where no mesh is entered.
+
+    Which axes of the mesh hold rows and heads stands in the table of logical axes that is entered; without a table
+    every device does all the work.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return function
+    heads = nn.logical_to_mesh_axes(("batch", "length", "heads", "head_dim"))
+    rows = nn.logical_to_mesh_axes(("batch",))
+    return jax.shard_map(  # A Pallas call does not say over which axes its results vary, so this cannot be checked.
+        function, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False
+    )
+
+
+def choose(implementation: str, request: Request) -> Kernel:
+    """The kernel of that name if it can serve, or the best that can.
+
+    Raises:
+      UserError: for an unknown name, or one that cannot serve; it says why, and which can.
+    """
+    if implementation == "auto":
+        name, reason = best(request)
+        _log_choice(name, reason, request.platform)
+        return KERNELS[name]
+    kernel: Kernel = one_of("model.attention_implementation", implementation, IMPLEMENTATIONS)
+    against = kernel.refusal(request)
+    if against is not None:
+        able = [name for name, other in KERNELS.items() if other.refusal(request) is None]
+        raise UserError(
+            f"model.attention_implementation={implementation} cannot serve here: {against}; "
+            f"use auto, or one of {', '.join(able)}"
+        )
+    return kernel
+
+
+def best(request: Request) -> tuple[str, str]:
+    """What ``auto`` takes, and why."""
+    short = max(request.num_queries, request.num_keys) < LONG or request.num_queries == 1
+    accelerated = {"gpu": "fused", "tpu": "splash"}.get(request.platform)
+    against = None
+    if accelerated is not None:
+        against = KERNELS[accelerated].refusal(request)
+        if against is None and not short:
+            return accelerated, f"the kernel of this platform, for rows of {LONG} and more"
+    after = f"; {accelerated} cannot: {against}" if against is not None else ""
+    if short:
+        return "dense", f"rows shorter than {LONG}, or single queries{after}"
+    window = request.mask.window
+    if window is not None and 2 * window <= request.num_keys and KERNELS["local"].refusal(request) is None:
+        return "local", f"a window in rows of {LONG} and more{after}"
+    if KERNELS["blockwise"].refusal(request) is None:
+        return "blockwise", f"rows of {LONG} and more{after}"
+    return "dense", f"{KERNELS['blockwise'].refusal(request)}{after}"
+
+
+@functools.cache
+def _log_choice(name: str, reason: str, platform: str) -> None:
+    logger.info("attention on %s: %s (%s)", platform, name, reason)
 
 
 def attention_weights(
@@ -68,11 +167,14 @@ def attention_weights(
     key_BSGK: Float[Array, "B S G K"],
     mask: AttentionMask,
     *,
+    bias: Optional[Bias] = None,
     scale: Optional[float] = None,
+    softcap: Optional[float] = None,
 ) -> Float[Array, "B H T S"]:
     """The weights that ``attend`` gives the keys, in float32, whatever implementation computes its output."""
     query_BTHK, key_BSGK, _ = without_padding(query_BTHK, key_BSGK, key_BSGK, mask)
-    return dense_weights(query_BTHK, key_BSGK, mask, scale=query_BTHK.shape[-1] ** -0.5 if scale is None else scale)
+    scale = query_BTHK.shape[-1] ** -0.5 if scale is None else scale
+    return dense.dense_weights(query_BTHK, key_BSGK, mask, bias=bias, scale=scale, softcap=softcap)
 
 
 def without_padding(query_BTHK: Any, key_BSGK: Any, value_BSGK: Any, mask: AttentionMask) -> tuple[Any, Any, Any]:

@@ -1,0 +1,17 @@
+"""Multi30k under the design of 2017, to compare `multi30k_modern_en_de.py` with at the same number of parameters.
+
+python train.py --config=configs/multi30k_2017_en_de.py --workdir=runs/m30k-2017 --config.data.directory=DIR
+
+Post-norm, LayerNorm, sinusoids, ReLU, full heads, biases; sizes, data and training are those of `multi30k_en_de.py`.
+The scores are not measured yet.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import multi30k_en_de
+
+
+def get_config() -> ConfigDict:
+    config = multi30k_en_de.get_config()
+    config.model.norm_placement = "post"
+    return config

@@ -1,0 +1,361 @@
+"""Language modelling: nothing leaks between documents, every token is scored once, and a prompt is continued alone."""
+
+import dataclasses
+import functools
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from transformer.config import (
+    Config,
+    DataConfig,
+    DecodingConfig,
+    ModelConfig,
+    TrainingConfig,
+    default_config,
+    from_config_dict,
+)
+from transformer.models.masks import AttentionMask
+from transformer.tasks import make_task
+from transformer.tasks.language_modeling import token_log_probs
+from transformer.tasks.text_generator import TextGenerator
+from transformer.training.loading import load
+from transformer.training.partitioning import unbox
+from transformer.training.trainer import train
+from transformer.types import Task, UserError
+
+TRAIN = "\n\n".join(
+    f"the number {n}\nand {n * n} too" + ", again" * (n % 4) if n % 2 else f"number {n}" for n in range(3, 41)
+)
+TEST = "the 🎉 number 17, " + "and again " * 12 + "\n\nthe\n\nnumber 5\nand 25 too"
+LENGTH = 48  # of a row: all of TRAIN's documents fit, the first of TEST does not
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Config:
+    folder = tmp_path_factory.mktemp("text")
+    for name, text in (("train", TRAIN), ("val", TEST), ("test", TEST)):
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    return Config(
+        task="language_modeling",
+        data=DataConfig(
+            source="files",
+            directory=str(folder),
+            documents="blank_line",
+            tokenizer_model="character",
+            cache_directory=str(folder / "cache"),
+            batching="pack",
+            tokens_per_batch=5 * LENGTH,
+            max_target_length=LENGTH,
+            num_buckets=1,
+        ),
+        model=ModelConfig(
+            variant="decoder_only",
+            d_model=14,
+            d_ff=17,
+            num_heads=2,
+            num_decoder_layers=2,
+            position_encoding="rotary",
+            rotary_fraction=6 / 7,
+            norm_placement="pre",
+            dropout_rate=0.0,
+        ),
+        training=TrainingConfig(
+            num_steps=4,
+            schedule="constant",
+            learning_rate=1e-2,
+            label_smoothing=0.0,
+            log_every=2,
+            evaluate_every=4,
+            checkpoint_every=4,
+            best_metric="bits_per_byte",
+        ),
+        decoding=DecodingConfig(
+            method="greedy", max_extra_tokens=7, max_source_length=40, beam_size=3, tokens_per_batch=4 * 16
+        ),
+    )
+
+
+def changed(config: Config, **sections) -> Config:
+    """With keys of some sections replaced."""
+    return dataclasses.replace(
+        config, **{name: dataclasses.replace(getattr(config, name), **keys) for name, keys in sections.items()}
+    )
+
+
+def fresh_params(task):
+    """Random, and sharpened, so that outputs differ between prompts."""
+    params = jax.tree.map(np.array, unbox(jax.jit(task.init)(jax.random.key(1))))
+    params["embedding"]["embedding"] *= 3
+    return params
+
+
+@pytest.fixture(scope="module")
+def task(config):
+    return make_task(config)
+
+
+@pytest.fixture(scope="module")
+def params(task):
+    return fresh_params(task)
+
+
+def epoch_sums(config, params):
+    """Nats and tokens of an epoch, by the loss."""
+    task = make_task(config)
+    loss = jax.jit(lambda params, batch: task.loss(params, batch, None)["nll"])
+    pairs = [loss(params, task.batch(step)) for step in range(task.steps_per_epoch())]
+    return np.sum(pairs, axis=0)
+
+
+def test_packed_loss_is_unpacked_loss(config, task, params):
+    packed, unpacked = (epoch_sums(changed(config, data={"batching": name}), params) for name in ("pack", "bucket"))
+    np.testing.assert_allclose(packed, unpacked, rtol=1e-5)
+    scores = task.evaluate(params, "train")
+    assert packed[1] == scores["num_tokens"]
+    assert packed[0] / packed[1] == pytest.approx(scores["nll_per_token"], rel=1e-5)
+
+
+def test_a_packed_document_sees_no_other(task, params):
+    batch = task.batch(0)
+    assert batch.segment_ids.max() > 1
+    loss = jax.jit(lambda params, batch: task.loss(params, batch, None)["nll"][0])
+    second = batch._replace(loss_weights=batch.loss_weights * (batch.segment_ids == 2))
+    other = second._replace(input_tokens=np.where(batch.segment_ids == 1, 5, batch.input_tokens))
+    assert float(loss(params, second)) == pytest.approx(float(loss(params, other)), rel=1e-6)
+    own = second._replace(input_tokens=np.where(batch.segment_ids == 2, 5, batch.input_tokens))
+    assert float(loss(params, own)) != pytest.approx(float(loss(params, second)), rel=1e-3)
+
+
+def test_the_stream_has_neither_segments_nor_padding(config, params):
+    stream = make_task(changed(config, data={"batching": "stream"}))
+    batch = stream.batch(0)
+    assert batch.target_tokens.shape == (5, LENGTH) and (batch.segment_ids == 1).all()
+    nats, count = jax.jit(lambda params, batch: stream.loss(params, batch, None)["nll"])(params, batch)
+    assert count == batch.loss_weights.sum()
+    expected = -(np.asarray(token_log_probs(stream.model, params, batch)) * batch.loss_weights).sum()
+    assert float(nats) == pytest.approx(float(expected), rel=1e-5)
+    assert stream.work(batch)["target_tokens"] == count and stream.work(batch)["flops"] > 0
+
+
+@pytest.mark.parametrize("stride", [5, 24, 48])
+def test_every_token_is_scored_once_in_its_window(config, params, stride):
+    """Against windows that are cut and scored one by one."""
+    task = make_task(changed(config, evaluation={"stride": stride}))
+    scores = task.evaluate(params, "test")
+    total = 0.0
+    for text in TEST.split("\n\n"):
+        ids = [*task.tokenizer.encode(text), task.tokenizer.eos_id]
+        for token, target in enumerate(ids):
+            window = 0 if token < LENGTH else -(-(token + 1 - LENGTH) // stride) * stride
+            before = [task.tokenizer.eos_id, *ids][window : token + 1]
+            total -= float(next_token_log_probs(task.model, params, before)[target])
+    assert scores["num_tokens"] == sum(len(text) + 1 for text in TEST.split("\n\n"))
+    assert scores["nll_per_token"] == pytest.approx(total / scores["num_tokens"], rel=1e-5)
+    assert scores["stride"] == stride
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def forward(model, params, tokens):
+    logits, _ = model.apply({"params": params}, tokens, AttentionMask(causal=True), deterministic=True)
+    return jax.nn.log_softmax(logits)
+
+
+def next_token_log_probs(model, params, ids):
+    """Log-probabilities [V] of the token after these, without a cache, in one padded shape."""
+    tokens = np.zeros((1, 64), np.int32)
+    tokens[0, : len(ids)] = ids
+    return np.array(forward(model, params, tokens)[0, len(ids) - 1])
+
+
+def test_bits_per_byte_by_hand(task, params, tmp_path):
+    uniform = jax.tree.map(np.zeros_like, params)
+    scores = task.evaluate(uniform, "test", outputs=tmp_path / "outputs.txt")
+    texts = TEST.split("\n\n")
+    num_tokens = sum(len(text) + 1 for text in texts)
+    num_bytes = sum(len(text.encode()) for text in texts)
+    assert num_bytes == sum(map(len, texts)) + 3  # a party popper has four bytes
+    assert scores["nll_per_token"] == pytest.approx(math.log(task.tokenizer.vocab_size))
+    assert scores["perplexity"] == pytest.approx(task.tokenizer.vocab_size)
+    assert scores["bits_per_byte"] == pytest.approx(num_tokens * math.log2(task.tokenizer.vocab_size) / num_bytes)
+    assert (scores["num_examples"], scores["num_tokens"], scores["num_bytes"]) == (3, num_tokens, num_bytes)
+    assert scores["num_unknown"] == 1  # the popper
+    log_probs = [float(line) for line in (tmp_path / "outputs.txt").read_text().splitlines()]
+    assert -sum(log_probs) == pytest.approx(num_tokens * math.log(task.tokenizer.vocab_size), rel=1e-5)
+
+
+def test_a_text_is_scored_as_a_split_is(config, task, params, tmp_path):
+    (tmp_path / "other.txt").write_text(TEST, encoding="utf-8")
+    assert task.evaluate(params, {"text": tmp_path / "other.txt"}) == task.evaluate(params, "test")
+    with pytest.raises(UserError, match="scores a split or one text; it has no use for source, reference"):
+        task.evaluate(params, {"source": tmp_path, "reference": tmp_path})
+
+
+def test_the_quick_scores_of_training_are_of_the_first_documents(config, params):
+    task = make_task(changed(config, evaluation={"max_examples": 2}))
+    scores = task.evaluate(params, "validation", during_training=True)
+    assert scores["num_examples"] == 2 and scores["stride"] == LENGTH
+    assert scores["num_tokens"] == sum(len(text) + 1 for text in TEST.split("\n\n")[:2])
+
+
+# Continuations
+
+PROMPTS = ["the number 7", "t", "", "and 16 too, aga", "  ", "a\tb", "the number 7", "number"]
+
+
+def continued(task, params, lines, num_best=1, **changes):
+    generator = TextGenerator(task.model, task.tokenizer, dataclasses.replace(task.config.decoding, **changes))
+    return list(generator(params, lines, num_best)), generator
+
+
+VARIANTS = {
+    "rotary": {},
+    "learned, ring": {
+        "position_encoding": "learned",
+        "max_positions": 64,
+        "attention_window": 5,
+        "attention_pattern": ("local", "global"),
+    },
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_prompts_of_different_lengths_are_continued_as_without_a_cache(config, variant):
+    task = make_task(changed(config, model=VARIANTS[variant]))
+    params = fresh_params(task)
+    model, tokenizer = task.model, task.tokenizer
+    found, _ = continued(task, params, PROMPTS)
+    assert len(found) == len(PROMPTS) and found[2] == found[4] == [("", 0.0)] and found[0] == found[6]
+    assert task.predict(params, PROMPTS) == [candidate.text for [candidate] in found]
+    for prompt, [candidate] in zip(PROMPTS, found, strict=True):
+        if not prompt.strip():
+            continue
+        start = [tokenizer.eos_id, *tokenizer.encode(prompt)]
+        ids, score = list(start), 0.0
+        for _ in range(task.config.decoding.max_extra_tokens):
+            log_probs = next_token_log_probs(model, params, ids)
+            log_probs[[tokenizer.pad_id, tokenizer.bos_id]] = -np.inf
+            ids.append(int(log_probs.argmax()))
+            score += float(log_probs[ids[-1]])
+            if ids[-1] == tokenizer.eos_id:
+                break
+        assert candidate.text == tokenizer.decode(ids[len(start) :])
+        assert candidate.score == pytest.approx(score, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["sample", "beam"])
+def test_no_prompt_depends_on_its_batch_mates(task, params, method):
+    together, _ = continued(task, params, PROMPTS, num_best=3, method=method)
+    for number, prompt in enumerate(PROMPTS[:4]):
+        alone, _ = continued(task, params, [""] * number + [prompt], num_best=3, method=method)
+        assert [one.text for one in alone[-1]] == [one.text for one in together[number]]
+        np.testing.assert_allclose([o.score for o in alone[-1]], [o.score for o in together[number]], atol=1e-4)
+    assert len({candidate.text for candidate in together[0]}) > 1
+
+
+def test_hypotheses_of_a_prompt_have_the_scores_of_teacher_forcing(config):
+    """Sampled side by side over one row of keys and values, also where that row is a ring."""
+    task = make_task(changed(config, model=VARIANTS["learned, ring"]))
+    params = fresh_params(task)
+    found, _ = continued(task, params, ["the number 7", "t"], num_best=4, method="sample", top_k=9, temperature=1.5)
+    tokenizer = task.tokenizer
+    for prompt, candidates in zip(["the number 7", "t"], found, strict=True):
+        assert len({candidate.text for candidate in candidates}) > 1
+        for candidate in candidates:
+            ids = [tokenizer.eos_id, *tokenizer.encode(prompt)]
+            new = tokenizer.encode(candidate.text)
+            if len(new) < task.config.decoding.max_extra_tokens:
+                new.append(tokenizer.eos_id)
+            score = 0.0
+            for token in new:
+                score += float(next_token_log_probs(task.model, params, ids)[token])
+                ids.append(token)
+            assert candidate.score == pytest.approx(score, abs=1e-3)
+
+
+def test_samples_depend_on_the_seed(task, params):
+    lines = ["the number 7"] * 3
+    found = [continued(task, params, lines, num_best=3, method="sample", seed=seed)[0] for seed in (0, 0, 1)]
+    assert found[0] == found[1] != found[2]
+    assert len({candidates[0].text for candidates in found[0]}) > 1
+
+
+def test_long_prompts_lose_their_start(task, params, caplog):
+    long = "x" * 50 + "and 16 too, again, and 25 too, again,"
+    found, generator = continued(task, params, [long], max_source_length=17)
+    assert generator.num_truncated == 1
+    assert "line 1 has 88 tokens; only the last decoding.max_source_length=17" in caplog.text
+    same, _ = continued(task, params, ["y" * 90 + long[-17:]], max_source_length=17)
+    assert found == same
+
+
+def test_continuations_of_pieces_keep_their_spaces(config, tmp_path):
+    data = {"tokenizer_model": "bpe", "vocab_size": 320, "cache_directory": str(tmp_path)}
+    task = make_task(changed(config, data=data))
+    generator = TextGenerator(task.model, task.tokenizer, task.config.decoding)
+    ids = task.tokenizer.encode("the number 17, and\nagain")
+    for cut in range(1, len(ids)):
+        before = task.tokenizer.decode(ids[:cut])
+        assert before + generator._text_after(ids[:cut], ids[cut:]) == "the number 17, and\nagain"
+
+
+# The task as a whole
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"model": {"variant": "encoder_decoder"}},
+            "language_modeling needs model.variant=decoder_only, not encoder_d",
+        ),
+        ({"training": {"best_metric": "bleu"}}, "best_metric=bleu is no score .* use one of nll_per_token, perplex"),
+        ({"data": {"source": "phrases"}}, "data.source=phrases is not one of files, topics"),
+        ({"model": {"activation": "rellu"}}, r"did you mean relu\?"),
+    ],
+)
+def test_what_does_not_go_with_the_task_is_said_at_once(config, sections, message):
+    with pytest.raises(UserError, match=message):
+        make_task(changed(config, **sections))
+
+
+@pytest.mark.parametrize(
+    "config_of", [{"model": ModelConfig(variant="decoder_only")}, {"data": DataConfig(batching="stream")}]
+)
+def test_translation_refuses_what_is_for_language_models(config_of):
+    with pytest.raises(UserError, match=r"task=translation needs model\.variant=encoder_decoder"):
+        make_task(Config(**config_of))
+
+
+def test_the_config_is_checked_as_the_model_needs_it():
+    """No source side, text files, and no stride that leaves tokens out."""
+    config = default_config()
+    config.update_from_flattened_dict(
+        {"task": "language_modeling", "model.variant": "decoder_only", "data.max_target_length": 64}
+    )
+    config.data.tokens_per_batch = 64  # less than data.max_source_length
+    assert from_config_dict(config).evaluation.stride is None
+    config.evaluation.stride = 65
+    with pytest.raises(UserError, match=r"evaluation\.stride=65 must lie in 1 to data\.max_target_length=64"):
+        from_config_dict(config)
+    config.evaluation.stride = 64
+    config.data.source = "files"
+    with pytest.raises(UserError, match=r"give the folder that holds train\.txt: --config\.data\.directory=DIR"):
+        from_config_dict(config)
+
+
+@pytest.mark.slow
+def test_from_training_to_scores(config, tmp_path, monkeypatch):
+    """The loop and the loading know nothing of it but the protocol."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # leave the user's cache alone
+    config = changed(config, data={"batching": "stream"}, evaluation={"stride": 48})
+    assert isinstance(make_task(config), Task)
+    assert train(config, tmp_path / "run") == 0
+    run = load(tmp_path / "run", "best")
+    assert run.tokenizer.fingerprint == make_task(config).tokenizer.fingerprint
+    scores = run.task.evaluate(run.params, "validation")
+    logged = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert logged["validation_bits_per_byte"] == pytest.approx(scores["bits_per_byte"], rel=1e-5)

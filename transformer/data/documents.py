@@ -1,0 +1,246 @@
+"""Where documents come from: text files, or the topics of Python's own help, behind one small interface.
+
+A document is a text of any number of lines, of which a language model sees the beginning and the end.
+"""
+
+import hashlib
+import itertools
+import logging
+import os
+import pydoc_data.topics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from transformer.config import DataConfig
+from transformer.data.sources import existing_file, read_lines, stems_of, text_folder
+from transformer.types import UserError, one_of
+
+HELD_OUT_SHARE = 0.1  # topics: at most so much of the text is the validation split, and as much the test split
+LEAST_SHARED = 100  # topics: so many characters of a paragraph that two of them share make them one family
+
+logger = logging.getLogger(__name__)
+
+
+# It has methods only: isinstance, by which tests check annotations, would compute a property.
+@runtime_checkable
+class DocumentSource(Protocol):
+    """Documents, by split: "train", "validation", "test", or another name that the source knows."""
+
+    def fingerprint_of(self, split: str) -> str:
+        """A digest, in hex, of the documents of a split, wherever they lie."""
+        ...
+
+    def size(self, split: str) -> int:
+        """The number of documents."""
+        ...
+
+    def documents(self, split: str) -> Iterator[str]:
+        """The documents in order; none is blank."""
+        ...
+
+    def repeats(self, split: str) -> np.ndarray | None:
+        """How many times each document is read in an epoch, int32; None: once each."""
+        ...
+
+
+def make_documents(config: DataConfig, seed: int) -> DocumentSource:
+    """The source that ``data.source`` names. ``seed`` draws the splits of sources that have none.
+
+    Raises:
+      UserError: for what cannot be found.
+    """
+    return one_of("data.source", config.source, DOCUMENT_SOURCES)(config, seed)
+
+
+class DocumentFiles:
+    """Text files ``DIRECTORY/STEM.txt``, plain or gzipped (``.gz``), cut into documents as ``data.documents`` says.
+
+    The splits "train" (one stem or several, one after the other), "validation" and "test" are named by the config;
+    any other split is the stem of a file in the directory.
+    """
+
+    def __init__(self, config: DataConfig):
+        self._config = config
+        self._directory = text_folder(config)
+        self._scans: dict[str, tuple[str, list[int]]] = {}
+        for stem in config.train:
+            self._file(stem)
+
+    def fingerprint_of(self, split: str) -> str:
+        return self._scan(split)[0]
+
+    def size(self, split: str) -> int:
+        return sum(self._scan(split)[1])
+
+    def documents(self, split: str) -> Iterator[str]:
+        files = [self._file(stem) for stem in stems_of(self._config, split)]
+        return (text for file in files for text in read_documents(file, self._config.documents))
+
+    def repeats(self, split: str) -> np.ndarray | None:
+        if split != "train" or all(weight == 1 for weight in self._config.train_weights):
+            return None
+        return np.repeat(np.asarray(self._config.train_weights, np.int32), self._scan(split)[1])
+
+    def _scan(self, split: str) -> tuple[str, list[int]]:
+        """The fingerprint and the number of documents of each stem: the files are read once for both."""
+        if split not in self._scans:
+            logger.info("reading the text of the %s split", split)
+            sizes = []
+
+            def documents() -> Iterator[str]:
+                for stem in stems_of(self._config, split):
+                    sizes.append(0)
+                    for text in read_documents(self._file(stem), self._config.documents):
+                        sizes[-1] += 1
+                        yield text
+
+            self._scans[split] = (_digest(documents()), sizes)
+        return self._scans[split]
+
+    def _file(self, stem: str) -> Path:
+        path = self._directory / f"{stem}.txt"
+        found = existing_file(path)
+        if found is None:
+            names = {entry.name.removesuffix(".gz") for entry in self._directory.iterdir()}
+            stems = sorted(name.removesuffix(".txt") for name in names if name.endswith(".txt"))
+            raise UserError(
+                f"there is no {path} (nor {path.name}.gz); stems with txt in {self._directory}: "
+                f"{', '.join(stems) or 'none'}"
+            )
+        return found
+
+
+class TopicSource:
+    """The topics of Python's ``help()``: its language reference as about 80 texts, which come with every Python.
+
+    Whole topics are held out. Some contain others, so topics that share a paragraph are a family and stay together.
+    Which families are held out follows from the seed and their names. The text is that of the Python that runs, and
+    another version has another text and another fingerprint.
+    """
+
+    def __init__(self, seed: int):
+        self._splits = split_topics(pydoc_data.topics.topics, seed)
+
+    def fingerprint_of(self, split: str) -> str:
+        return _digest(self.documents(split))
+
+    def size(self, split: str) -> int:
+        return len(self._names(split))
+
+    def documents(self, split: str) -> Iterator[str]:
+        return (pydoc_data.topics.topics[name] for name in self._names(split))
+
+    def repeats(self, split: str) -> np.ndarray | None:
+        return None
+
+    def _names(self, split: str) -> list[str]:
+        names: list[str] = one_of("split", split, self._splits)
+        return names
+
+
+class DocumentList:
+    """Documents at hand, as if they were every split of a source."""
+
+    def __init__(self, documents: Sequence[str]):
+        self._documents = documents
+
+    def fingerprint_of(self, split: str) -> str:
+        return _digest(self._documents)
+
+    def size(self, split: str) -> int:
+        return len(self._documents)
+
+    def documents(self, split: str) -> Iterator[str]:
+        return iter(self._documents)
+
+    def repeats(self, split: str) -> np.ndarray | None:
+        return None
+
+
+DOCUMENT_SOURCES: dict[str, Callable[[DataConfig, int], DocumentSource]] = {
+    "files": lambda config, seed: DocumentFiles(config),
+    "topics": lambda config, seed: TopicSource(seed),
+}
+"""The names that ``data.source`` may have."""
+
+
+def read_documents(path: str | os.PathLike[str], documents: str) -> Iterator[str]:
+    r"""The documents of a text file. Lines end as :func:`read_lines` says, and are joined by "\n".
+
+    Args:
+      path: plain, or gzipped (``.gz``).
+      documents: where they end. ``file``: the whole file is one, held in memory; the newline at its end is no part of
+        it. ``blank_line``: one or more lines of nothing but white space are between two. ``line``: each line is one,
+        lines of nothing but white space are none.
+
+    Raises:
+      UserError: as :func:`read_lines`; at the end, if there was no document.
+    """
+    lines = read_lines(path)
+    found = False
+    for text in _cut(lines, documents):
+        if text and not text.isspace():
+            found = True
+            yield text
+    if not found:
+        raise UserError(f"{path} holds no text")
+
+
+def _cut(lines: Iterable[str], documents: str) -> Iterator[str]:
+    if documents == "line":
+        yield from lines
+    elif documents == "blank_line":
+        for _, group in itertools.groupby(lines, key=lambda line: bool(line.strip())):
+            yield "\n".join(group)
+    else:
+        yield "\n".join(lines)
+
+
+def split_topics(topics: dict[str, str], seed: int) -> dict[str, list[str]]:
+    """The names of the topics of each split, a pure function of the texts and the seed.
+
+    Families, in an order drawn from the seed and their names, go into the first of validation and test that still has
+    room for them, and into the training split if neither has.
+    """
+
+    def drawn(family: list[str]) -> bytes:
+        return hashlib.blake2b(f"{seed} {family[0]}".encode()).digest()
+
+    limit = HELD_OUT_SHARE * sum(map(len, topics.values()))
+    room = {"validation": limit, "test": limit}
+    splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
+    for family in sorted(families(topics), key=drawn):
+        size = sum(len(topics[name]) for name in family)
+        split = next((name for name in room if size <= room[name]), "train")
+        splits[split] += family
+        if split in room:
+            room[split] -= size
+    return {split: sorted(names) for split, names in splits.items()}
+
+
+def families(topics: dict[str, str]) -> list[list[str]]:
+    """Names of topics that share a long paragraph, directly or through others; white space does not count."""
+    family = {name: [name] for name in sorted(topics)}
+    first: dict[str, str] = {}  # paragraph -> the first topic that has it
+    for name in sorted(topics):
+        for paragraph in topics[name].split("\n\n"):
+            paragraph = " ".join(paragraph.split())
+            if len(paragraph) < LEAST_SHARED:
+                continue
+            mine, other = family[name], family[first.setdefault(paragraph, name)]
+            if mine is not other:
+                other += mine
+                family.update(dict.fromkeys(mine, other))
+    return [sorted(members) for name, members in family.items() if min(members) == name]
+
+
+def _digest(documents: Iterable[str]) -> str:
+    """A digest, in hex, of texts and of where each ends."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in documents:
+        content = text.encode()
+        digest.update(b"%d\n" % len(content) + content)
+    return digest.hexdigest()

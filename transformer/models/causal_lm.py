@@ -1,0 +1,71 @@
+"""The decoder-only model: each token predicts the next."""
+
+from typing import Optional
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer.config import ModelConfig
+from transformer.models.cache import Cache
+from transformer.models.embeddings import TokenEmbedding
+from transformer.models.layers import BranchScales
+from transformer.models.linear import Linear
+from transformer.models.masks import AttentionMask
+from transformer.models.sharding import constrain
+from transformer.models.stacks import Stack
+
+
+class CausalLM(nn.Module):
+    """Scores of the token after each token, given those up to it: ``num_decoder_layers`` layers of self-attention.
+
+    The softmax weights are the embeddings unless ``shared_embeddings`` is ``none``.
+
+    Reference: Radford et al., GPT (2018) and GPT-2 (2019); Liu et al., Generating Wikipedia (2018), section 4.2.3.
+    """
+
+    config: ModelConfig
+    vocab_size: int
+
+    def setup(self) -> None:
+        config, dtype = self.config, jnp.dtype(self.config.dtype)
+        self.embedding = TokenEmbedding(self.vocab_size, config.d_model, config.scale_embeddings, dtype)
+        if config.shared_embeddings == "none":
+            self.output = Linear((config.d_model,), (self.vocab_size,), ("embed", "vocabulary"), False, dtype)
+        self.decoder = Stack(config, config.num_decoder_layers, bidirectional=False, scales=branch_scales(config))
+
+    def __call__(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        mask: AttentionMask,
+        *,
+        positions_BT: Optional[Int[Array, "#B T"]] = None,
+        cache: Optional[Cache] = None,
+        deterministic: bool,
+    ) -> tuple[Float[Array, "B T V"], Optional[Cache]]:
+        """Logits, in float32, and the cache with these tokens in it.
+
+        Args:
+          mask: usually causal. Its matrix, if any, is over all tokens in the order in which they came, those in the
+            cache first.
+          positions_BT: of each token in its text, for embeddings and rotations; None: 0, 1, 2, ... Masks and biases
+            compare those in the mask, by default the slots: the same where the tokens of a text are neighbours.
+          cache: earlier tokens, or None: the T tokens are all there is. Positions must then be given.
+        """
+        if positions_BT is None:
+            if cache is not None:
+                raise ValueError("decoding with a cache needs the positions of its tokens")
+            positions_BT = jnp.arange(tokens_BT.shape[1])[None]
+        x_BTD, cache = self.decoder(
+            self.embedding(tokens_BT), positions_BT, mask, cache=cache, deterministic=deterministic
+        )
+        logits_BTV = self.output(x_BTD) if self.config.shared_embeddings == "none" else self.embedding.logits(x_BTD)
+        return constrain(logits_BTV.astype(jnp.float32), "batch", "length", "vocabulary"), cache
+
+
+def branch_scales(config: ModelConfig) -> BranchScales:
+    """1, or DeepNorm's alpha and beta for a model of M decoder layers. Reference: Wang et al. 2022, figure 2."""
+    if config.norm_placement != "deep_norm":
+        return BranchScales()
+    M = config.num_decoder_layers
+    return BranchScales(skip=(2 * M) ** (1 / 4), init=(8 * M) ** (-1 / 4))

@@ -1,0 +1,250 @@
+"""Language modelling: documents, the decoder-only model, next-token cross-entropy, bits per byte, continuations."""
+
+import functools
+import itertools
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.config import Config
+from transformer.data.batching import document_plan, make_windows
+from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
+from transformer.data.pipeline import DocumentPipeline, StreamPipeline, window_batches
+from transformer.data.sources import cache_folder
+from transformer.data.store import Store, Tokens, open_store
+from transformer.data.tokenizer import load_tokenizers, make_tokenizer, save_tokenizers
+from transformer.models.causal_lm import CausalLM
+from transformer.models.flops import TRAINING_FACTOR, causal_lm_forward_flops
+from transformer.models.masks import AttentionMask
+from transformer.models.named_parts import check_names
+from transformer.progress import progress
+from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
+from transformer.tasks.text_generator import TextGenerator
+from transformer.types import Candidate, Params, Sums, TokenBatch, UserError, one_of
+
+SCORES = ("nll_per_token", "perplexity", "bits_per_byte")
+
+logger = logging.getLogger(__name__)
+
+
+class LanguageModelingTask:
+    """See :class:`transformer.types.Task`. Data is read when first asked for: generating text needs none.
+
+    A document begins after EOS and ends with EOS, whatever ``data.batching`` is, so that a model that was trained in
+    one way can be scored and used like any other.
+    """
+
+    def __init__(self, config: Config, assets: Optional[Path] = None):
+        self.config = config
+        if config.model.variant != "decoder_only":
+            raise UserError(
+                f"task=language_modeling needs model.variant=decoder_only, not {config.model.variant}; for the latter "
+                "use task=translation"
+            )
+        if config.training.best_metric not in SCORES:
+            raise UserError(
+                f"training.best_metric={config.training.best_metric} is no score of task=language_modeling; use one of "
+                f"{', '.join(SCORES)}"
+            )
+        check_names(config.model)
+        one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
+        if assets is None:
+            self.tokenizer = make_tokenizer(config.data, self._source)
+        else:
+            self.tokenizer = load_tokenizers(assets)[1]
+        self.model = CausalLM(config.model, self.tokenizer.vocab_size)
+        self._stores: dict[str, Store] = {}
+
+    # Data
+
+    @functools.cached_property
+    def _source(self) -> DocumentSource:
+        return make_documents(self.config.data, self.config.seed)
+
+    def data_fingerprint(self) -> str:
+        return self._source.fingerprint_of("train")
+
+    def assets_fingerprint(self) -> str:
+        return self.tokenizer.fingerprint
+
+    @functools.cached_property
+    def _training(self) -> DocumentPipeline | StreamPipeline:
+        data, seed = self.config.data, self.config.seed
+        documents, repeats = self._store(self._source, "train").sides[0], self._source.repeats("train")
+        pipeline: DocumentPipeline | StreamPipeline
+        if data.batching == "stream":
+            pipeline = StreamPipeline(
+                documents,
+                tokens_per_batch=data.tokens_per_batch,
+                row_length=data.max_target_length,
+                seed=seed,
+                repeats=repeats,
+            )
+        else:
+            pieces, counts = documents.pieces(data.max_target_length)
+            if repeats is not None:
+                repeats = np.repeat(repeats, counts)
+            plan = document_plan(data, pieces.lengths, seed, repeats)
+            pipeline = DocumentPipeline(pieces, plan, self.tokenizer.pad_id)
+        logger.info(
+            "training on %d tokens of %d documents, in %d batches an epoch of %s; %.1f%% of the positions are padding",
+            documents.offsets[-1],
+            len(documents.lengths),
+            pipeline.num_batches,
+            ", ".join(f"{rows} x {length}" for rows, length in pipeline.shapes),
+            100 * pipeline.padding_share,
+        )
+        return pipeline
+
+    def steps_per_epoch(self) -> int:
+        return self._training.num_batches
+
+    def batch(self, step: int) -> TokenBatch:
+        return self._training.batch(step)
+
+    def _store(self, source: DocumentSource, split: str) -> Store:
+        if source is not self._source:
+            return open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
+        if split not in self._stores:
+            self._stores[split] = open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
+        return self._stores[split]
+
+    # Training
+
+    def init(self, rng: Any) -> Params:
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        return self.model.init(rng, tokens, AttentionMask(causal=True), deterministic=True)["params"]
+
+    def loss(self, params: Params, batch: TokenBatch, rng: Any) -> Sums:
+        training = self.config.training
+        logits_BTV, collected = logits_and_sums(self.model, params, batch, rng, batching=self.config.data.batching)
+        sums = cross_entropy(
+            logits_BTV,
+            batch.target_tokens,
+            batch.loss_weights,
+            label_smoothing=training.label_smoothing,
+            form=training.label_smoothing_form,
+            padding_id=self.tokenizer.pad_id,
+        )
+        return add_auxiliary_losses(sums, collected, self.config.model)
+
+    def work(self, batch: TokenBatch) -> dict[str, float]:
+        rows, length = batch.target_tokens.shape
+        forward = causal_lm_forward_flops(self.config.model, self.tokenizer.vocab_size, rows, length)
+        return {
+            "target_tokens": float(batch.loss_weights.sum()),
+            "positions": float(rows * length),
+            "flops": TRAINING_FACTOR * forward,
+        }
+
+    # Scores
+
+    def evaluate(
+        self,
+        params: Params,
+        data: str | Mapping[str, Path],
+        *,
+        during_training: bool = False,
+        outputs: Optional[Path] = None,
+    ) -> dict[str, Any]:
+        """Nats per token (EOS is one), and bits per byte: bits for all tokens over the bytes of the documents in UTF-8.
+
+        Documents longer than ``data.max_target_length`` are scored in windows of that length, ``evaluation.stride``
+        apart; tokens that two windows share count in the first. During training the stride is the window.
+        ``outputs``: the log-probability of each document, in nats.
+        """
+        if isinstance(data, str):
+            source, split = self._source, data
+        elif set(data) == {"text"}:
+            source, split = DocumentList(list(read_documents(data["text"], self.config.data.documents))), "given"
+        else:
+            raise UserError(f"task=language_modeling scores a split or one text; it has no use for {', '.join(data)}")
+        length, stride = self.config.data.max_target_length, self.config.evaluation.stride
+        if stride is None:
+            stride = max(length // 2, 1)
+        limit = None
+        if during_training:
+            stride, limit = length, self.config.evaluation.max_examples
+        documents = self._store(source, split).sides[0].first(limit)
+        log_probs = self._log_probs(params, documents, stride)
+        if outputs is not None:
+            outputs.write_text("".join(f"{value:.6f}\n" for value in log_probs))
+        num_tokens, nats = int(documents.lengths.sum(dtype=np.int64)), float(-log_probs.sum())
+        num_bytes = sum(len(text.encode()) for text in itertools.islice(source.documents(split), limit))
+        return {
+            "num_examples": len(log_probs),
+            "num_tokens": num_tokens,
+            "num_bytes": num_bytes,
+            "num_unknown": documents.count(self.tokenizer.unk_id),
+            "stride": stride,
+            "nll_per_token": nats / num_tokens,
+            "perplexity": float(np.exp(nats / num_tokens)),
+            "bits_per_byte": nats / math.log(2) / num_bytes,
+        }
+
+    def _log_probs(self, params: Params, documents: Tokens, stride: int) -> np.ndarray:
+        """Log-probability of each document, EOS included, in nats."""
+        windows = make_windows(documents.lengths, self.config.data.max_target_length, stride)
+        batches = window_batches(windows, documents, self.config.decoding.tokens_per_batch, self.tokenizer.pad_id)
+        log_probs = np.zeros(len(documents.lengths))
+        for numbers, build in progress(batches, "scoring", len(batches), "batch"):
+            batch = build()
+            of_tokens = np.asarray(token_log_probs(self.model, params, batch)) * batch.loss_weights
+            np.add.at(log_probs, windows.documents[numbers], of_tokens.sum(axis=1, dtype=np.float64)[: len(numbers)])
+        return log_probs
+
+    # Inference
+
+    def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
+        return TextGenerator(self.model, self.tokenizer, self.config.decoding)(params, lines, num_best)
+
+    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
+        return [found[0].text for found in self.candidates(params, lines, 1)]
+
+    def save_assets(self, workdir: Path) -> None:
+        save_tokenizers(workdir, (self.tokenizer, self.tokenizer))
+
+
+def logits_and_sums(
+    model: CausalLM, params: Params, batch: TokenBatch, rng: Any, *, batching: str
+) -> tuple[Any, Mapping[str, Any]]:
+    """Scores [B, T, V] of all tokens at every position, and the sums that layers collect.
+
+    Args:
+      rng: of dropout; None: no dropout.
+      batching: how the rows of the batch were made.
+    """
+    (logits_BTV, _), collected = model.apply(
+        {"params": params},
+        batch.input_tokens,
+        make_mask(batch, batching),
+        positions_BT=batch.positions if batching == "pack" else None,
+        deterministic=rng is None,
+        rngs=None if rng is None else {"dropout": rng},
+        mutable=("sums",),
+    )
+    return logits_BTV, collected
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def token_log_probs(model: CausalLM, params: Params, batch: TokenBatch) -> Any:
+    """Log-probability [B, T] of each target of a batch with one stretch of text a row; 0 for padding."""
+    logits_BTV, _ = logits_and_sums(model, params, batch, None, batching="bucket")
+    log_probs_BT = jnp.take_along_axis(jax.nn.log_softmax(logits_BTV), batch.target_tokens[..., None], axis=-1)[..., 0]
+    return jnp.where(batch.segment_ids > 0, log_probs_BT, 0)
+
+
+def make_mask(batch: TokenBatch, batching: str) -> AttentionMask:
+    """Who sees whom in a batch: as little is said as is needed, since more kernels understand that."""
+    if batching == "stream":
+        return AttentionMask(causal=True)
+    if batching == "pack":  # a segment's tokens are neighbours: what comes later in the row comes later in the text
+        return AttentionMask(causal=True, query_segment_ids=batch.segment_ids, key_segment_ids=batch.segment_ids)
+    lengths_B = jnp.sum(batch.segment_ids != 0, axis=1)
+    return AttentionMask(causal=True, query_lengths=lengths_B, key_lengths=lengths_B)
