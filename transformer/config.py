@@ -94,6 +94,16 @@ class ModelConfig:
     dtype: str = "float32"  # of the computation: float32 | bfloat16; parameters are float32
     scan_unroll: int = 1  # layers a turn of the scan holds
 
+    @property
+    def head_size(self) -> int:
+        """``head_dim``, or what it is by default."""
+        return self.head_dim or self.d_model // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """``num_kv_heads``, or what it is by default."""
+        return self.num_kv_heads or self.num_heads
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
@@ -395,12 +405,11 @@ def _check_attention(model: ModelConfig) -> None:
         _one_of("model.attention_biases", name, ("query", "key", "value", "output"))
     _one_of("model.rotary_scaling", model.rotary_scaling, ("none", "linear", "ntk", "llama3", "yarn"))
     if model.position_encoding == "rotary":
-        head_dim = model.head_dim or model.d_model // model.num_heads
-        turned = head_dim * model.rotary_fraction
-        if turned != int(turned) or turned % 2 or not 2 <= turned <= head_dim:
+        turned = model.head_size * model.rotary_fraction
+        if turned != int(turned) or turned % 2 or not 2 <= turned <= model.head_size:
             raise UserError(
-                f"model.rotary_fraction={model.rotary_fraction} of a head of {head_dim} is {turned:g} components; it "
-                "must be an even number of them, at least 2"
+                f"model.rotary_fraction={model.rotary_fraction} of a head of {model.head_size} is {turned:g} "
+                "components; it must be an even number of them, at least 2"
             )
         if model.rotary_scaling == "ntk" and turned == 2:
             raise UserError("model.rotary_scaling=ntk needs heads of which more than 2 components are turned")

@@ -299,7 +299,7 @@ def test_continuations_of_pieces_keep_their_spaces(config, tmp_path):
     ids = task.tokenizer.encode("the number 17, and\nagain")
     for cut in range(1, len(ids)):
         before = task.tokenizer.decode(ids[:cut])
-        assert before + generator._text_after(ids[:cut], ids[cut:]) == "the number 17, and\nagain"
+        assert before + generator._text(ids[:cut], ids[cut:]) == "the number 17, and\nagain"
 
 
 # The task as a whole

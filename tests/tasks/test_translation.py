@@ -13,7 +13,8 @@ from transformer.config import Config, DataConfig, DecodingConfig, EvaluationCon
 from transformer.models.masks import AttentionMask
 from transformer.models.seq2seq import Seq2SeqMasks
 from transformer.tasks import make_task
-from transformer.tasks.translator import Translator, group_by_length, search
+from transformer.tasks.searching import group_by_length
+from transformer.tasks.translator import Translator, search
 from transformer.training.partitioning import unbox
 from transformer.types import UserError
 

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from transformer.config import DataConfig
-from transformer.data.sources import existing_file, read_lines, stems_of, text_folder
+from transformer.data.sources import TextFiles, existing_file, read_lines
 from transformer.types import UserError, one_of
 
 HELD_OUT_SHARE = 0.1  # topics: at most so much of the text is the validation split, and as much the test split
@@ -55,52 +55,19 @@ def make_documents(config: DataConfig, seed: int) -> DocumentSource:
     return one_of("data.source", config.source, DOCUMENT_SOURCES)(config, seed)
 
 
-class DocumentFiles:
-    """Text files ``DIRECTORY/STEM.txt``, plain or gzipped (``.gz``), cut into documents as ``data.documents`` says.
-
-    The splits "train" (one stem or several, one after the other), "validation" and "test" are named by the config;
-    any other split is the stem of a file in the directory.
-    """
-
-    def __init__(self, config: DataConfig):
-        self._config = config
-        self._directory = text_folder(config)
-        self._scans: dict[str, tuple[str, list[int]]] = {}
-        for stem in config.train:
-            self._file(stem)
-
-    def fingerprint_of(self, split: str) -> str:
-        return self._scan(split)[0]
-
-    def size(self, split: str) -> int:
-        return sum(self._scan(split)[1])
+class DocumentFiles(TextFiles):
+    """Text files ``DIRECTORY/STEM.txt``, plain or gzipped (``.gz``), cut into documents as ``data.documents`` says."""
 
     def documents(self, split: str) -> Iterator[str]:
-        files = [self._file(stem) for stem in stems_of(self._config, split)]
-        return (text for file in files for text in read_documents(file, self._config.documents))
+        return self._examples(split)
 
-    def repeats(self, split: str) -> np.ndarray | None:
-        if split != "train" or all(weight == 1 for weight in self._config.train_weights):
-            return None
-        return np.repeat(np.asarray(self._config.train_weights, np.int32), self._scan(split)[1])
+    def _read(self, files: tuple[Path, ...]) -> Iterator[str]:
+        return read_documents(files[0], self._config.documents)
 
-    def _scan(self, split: str) -> tuple[str, list[int]]:
-        """The fingerprint and the number of documents of each stem: the files are read once for both."""
-        if split not in self._scans:
-            logger.info("reading the text of the %s split", split)
-            sizes = []
+    def _digest(self, examples: Iterable[str]) -> str:
+        return _digest(examples)
 
-            def documents() -> Iterator[str]:
-                for stem in stems_of(self._config, split):
-                    sizes.append(0)
-                    for text in read_documents(self._file(stem), self._config.documents):
-                        sizes[-1] += 1
-                        yield text
-
-            self._scans[split] = (_digest(documents()), sizes)
-        return self._scans[split]
-
-    def _file(self, stem: str) -> Path:
+    def _files(self, stem: str) -> tuple[Path, ...]:
         path = self._directory / f"{stem}.txt"
         found = existing_file(path)
         if found is None:
@@ -110,7 +77,7 @@ class DocumentFiles:
                 f"there is no {path} (nor {path.name}.gz); stems with txt in {self._directory}: "
                 f"{', '.join(stems) or 'none'}"
             )
-        return found
+        return (found,)
 
 
 class TopicSource:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -59,21 +59,32 @@ def make_source(config: DataConfig, seed: int) -> ParallelSource:
     return one_of("data.source", config.source, SOURCES)(config, seed)
 
 
-class FileSource:
-    """Parallel text files ``DIRECTORY/STEM.LANGUAGE``, plain or gzipped (``.gz``).
+class TextFiles:
+    """Examples in the files of a folder: what pairs and documents have in common.
 
     The splits "train" (one stem or several, one after the other), "validation" and "test" are named by the config;
-    any other split is the stem of a pair of files in the directory. Where there is no ``STEM.en`` and ``STEM.de``,
-    the names of WMT ``STEM.en-de.en`` and ``STEM.en-de.de`` (or ``de-en``) are tried.
+    any other split is the stem of files in the directory. A subclass says which files belong to a stem, what examples
+    they hold, and how a digest is made of examples.
     """
 
     def __init__(self, config: DataConfig):
         self._config = config
         self._directory = text_folder(config)
-        self._languages = (config.source_language, config.target_language)
         self._scans: dict[str, tuple[str, list[int]]] = {}
         for stem in config.train:
             self._files(stem)
+
+    def _files(self, stem: str) -> tuple[Path, ...]:
+        """The files of a stem, or a ``UserError`` that names those that are there."""
+        raise NotImplementedError
+
+    def _read(self, files: tuple[Path, ...]) -> Iterator[Any]:
+        """The examples in the files of a stem."""
+        raise NotImplementedError
+
+    def _digest(self, examples: Iterable[Any]) -> str:
+        """A digest, in hex, that no other examples have."""
+        raise NotImplementedError
 
     def fingerprint_of(self, split: str) -> str:
         return self._scan(split)[0]
@@ -81,30 +92,56 @@ class FileSource:
     def size(self, split: str) -> int:
         return sum(self._scan(split)[1])
 
-    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        files = [self._files(stem) for stem in stems_of(self._config, split)]
-        return (pair for both in files for pair in read_pairs(*both))
-
     def repeats(self, split: str) -> np.ndarray | None:
         if split != "train" or all(weight == 1 for weight in self._config.train_weights):
             return None
         return np.repeat(np.asarray(self._config.train_weights, np.int32), self._scan(split)[1])
 
+    def _examples(self, split: str) -> Iterator[Any]:
+        stems = [self._files(stem) for stem in self._stems(split)]
+        return (example for files in stems for example in self._read(files))
+
+    def _stems(self, split: str) -> tuple[str, ...]:
+        config = self._config
+        named = {"train": config.train, "validation": (config.validation,), "test": (config.test,)}
+        return named.get(split, (split,))
+
     def _scan(self, split: str) -> tuple[str, list[int]]:
-        """The fingerprint of a split and the number of pairs of each of its stems: the files are read once for both."""
+        """The fingerprint of a split and the number of examples of each stem: the files are read once for both."""
         if split not in self._scans:
             logger.info("reading the text of the %s split", split)
             sizes = []
 
-            def pairs() -> Iterator[tuple[str, str]]:
-                for stem in stems_of(self._config, split):
+            def examples() -> Iterator[Any]:
+                for stem in self._stems(split):
                     sizes.append(0)
-                    for pair in read_pairs(*self._files(stem)):
+                    for example in self._read(self._files(stem)):
                         sizes[-1] += 1
-                        yield pair
+                        yield example
 
-            self._scans[split] = (_digest(pairs()), sizes)
+            self._scans[split] = (self._digest(examples()), sizes)
         return self._scans[split]
+
+
+class FileSource(TextFiles):
+    """Parallel text files ``DIRECTORY/STEM.LANGUAGE``, plain or gzipped (``.gz``).
+
+    Where there is no ``STEM.en`` and ``STEM.de``, the names of WMT ``STEM.en-de.en`` and ``STEM.en-de.de`` (or
+    ``de-en``) are tried.
+    """
+
+    def __init__(self, config: DataConfig):
+        self._languages = (config.source_language, config.target_language)
+        super().__init__(config)
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        return self._examples(split)
+
+    def _read(self, files: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+        return read_pairs(*files)
+
+    def _digest(self, examples: Iterable[tuple[str, str]]) -> str:
+        return _digest(examples)
 
     def _names(self, stem: str, source: str, target: str) -> list[tuple[Path, Path]]:
         infixes = ("", f"{source}-{target}.", f"{target}-{source}.")
@@ -215,12 +252,6 @@ def text_folder(config: DataConfig) -> Path:
     if not folder.is_dir():
         raise UserError(f"data.directory={config.directory} is not a folder{names_near(folder)}")
     return folder
-
-
-def stems_of(config: DataConfig, split: str) -> tuple[str, ...]:
-    """The stems of the files of a split; one that the config does not name is a stem itself."""
-    named = {"train": config.train, "validation": (config.validation,), "test": (config.test,)}
-    return named.get(split, (split,))
 
 
 def read_pairs(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:

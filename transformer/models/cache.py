@@ -78,13 +78,12 @@ def init_cache(config: ModelConfig, batch_size: int, max_length: int, tokens_per
       max_length: positions that a row can hold; a layer with a window holds as many as that at most.
       tokens_per_position: hypotheses that share a row, each with a token of its own at every position.
     """
-    head_dim = config.head_dim or config.d_model // config.num_heads
-    heads = config.num_kv_heads or config.num_heads
     pattern = layer_pattern(config)
     layers = []
     for layer in pattern:
         slots = min(max_length, layer.attention_window or max_length) * tokens_per_position
-        zeros = jnp.zeros((config.num_decoder_layers // len(pattern), batch_size, slots, heads, head_dim), config.dtype)
+        shape = config.num_decoder_layers // len(pattern), batch_size, slots, config.kv_heads, config.head_size
+        zeros = jnp.zeros(shape, config.dtype)
         layers.append(LayerCache(zeros, zeros, jnp.full((batch_size, slots), -1, jnp.int32)))
     return Cache(tuple(layers), jnp.zeros((), jnp.int32))
 

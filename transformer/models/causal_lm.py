@@ -52,10 +52,6 @@ class CausalLM(nn.Module):
             compare those in the mask, by default the slots: the same where the tokens of a text are neighbours.
           cache: earlier tokens, or None: the T tokens are all there is. Positions must then be given.
         """
-        if positions_BT is None:
-            if cache is not None:
-                raise ValueError("decoding with a cache needs the positions of its tokens")
-            positions_BT = jnp.arange(tokens_BT.shape[1])[None]
         x_BTD, cache = self.decoder(
             self.embedding(tokens_BT), positions_BT, mask, cache=cache, deterministic=deterministic
         )

@@ -39,8 +39,7 @@ def causal_lm_forward_flops(config: ModelConfig, vocab_size: int, batch_size: in
 
 
 def _attention(config: ModelConfig, queries: int, keys: int, window: Optional[int]) -> int:
-    head_dim = config.head_dim or config.d_model // config.num_heads
-    width, shared_width = config.num_heads * head_dim, (config.num_kv_heads or config.num_heads) * head_dim
+    width, shared_width = config.num_heads * config.head_size, config.kv_heads * config.head_size
     projections = 2 * queries * config.d_model * width + 2 * keys * config.d_model * shared_width
     seen = keys if window is None else min(keys, 2 * window - 1)
     return 2 * (projections + 2 * queries * seen * width)

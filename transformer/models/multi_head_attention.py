@@ -32,9 +32,8 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        head_dim = config.head_dim or config.d_model // config.num_heads
-        width, heads = (config.d_model,), (config.num_heads, head_dim)
-        shared_heads = (config.num_kv_heads or config.num_heads, head_dim)
+        width, heads = (config.d_model,), (config.num_heads, config.head_size)
+        shared_heads = (config.kv_heads, config.head_size)
 
         def linear(name: str, inputs: Any, outputs: Any, axes: Any, init_scale: float = 1.0) -> Linear:
             biased = name in config.attention_biases

@@ -195,8 +195,7 @@ def rotary_frequencies(config: ModelConfig) -> tuple[np.ndarray, float]:
 
 def rotary_width(config: ModelConfig) -> int:
     """R: how many components of a head are turned, rounded down to whole pairs."""
-    head_dim = config.head_dim or config.d_model // config.num_heads
-    return 2 * int(head_dim * config.rotary_fraction / 2)
+    return 2 * int(config.head_size * config.rotary_fraction / 2)
 
 
 def _sinusoids(positions_BT: Any, width: int) -> tuple[Any, Any]:

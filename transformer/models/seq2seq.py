@@ -98,9 +98,7 @@ class Seq2Seq(nn.Module):
     ) -> EncodedSource:
         """Run the encoder, and project its output once for all layers of the decoder."""
         embedding = self.shared_embedding if self.config.shared_embeddings == "all" else self.source_embedding
-        encoded_BSD, _ = self.encoder(
-            embedding(tokens_BS), _positions(tokens_BS, positions_BS), mask, deterministic=deterministic
-        )
+        encoded_BSD, _ = self.encoder(embedding(tokens_BS), positions_BS, mask, deterministic=deterministic)
         return self.decoder.project_encoded(encoded_BSD)
 
     def decode(
@@ -122,11 +120,9 @@ class Seq2Seq(nn.Module):
           cache: earlier tokens, or None: the T tokens are all there is. Positions must then be given.
         """
         embedding = self.shared_embedding if self.config.shared_embeddings == "all" else self.target_embedding
-        if cache is not None and positions_BT is None:
-            raise ValueError("decoding with a cache needs the positions of its tokens")
         x_BTD, cache = self.decoder(
             embedding(tokens_BT),
-            _positions(tokens_BT, positions_BT),
+            positions_BT,
             self_mask,
             encoded=source,
             cross_mask=cross_mask,
@@ -150,7 +146,3 @@ def branch_scales(config: ModelConfig) -> tuple[BranchScales, BranchScales]:
         BranchScales(skip=0.81 * both ** (1 / 16), init=0.87 * both ** (-1 / 16)),
         BranchScales(skip=(3 * M) ** (1 / 4), init=(12 * M) ** (-1 / 4)),
     )
-
-
-def _positions(tokens_BT: Any, positions_BT: Any) -> Any:
-    return jnp.arange(tokens_BT.shape[1])[None] if positions_BT is None else positions_BT

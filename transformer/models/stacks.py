@@ -76,7 +76,7 @@ class Stack(nn.Module):
     def __call__(
         self,
         x_BTD: Float[Array, "B T D"],
-        positions_BT: Int[Array, "#B T"],
+        positions_BT: Optional[Int[Array, "#B T"]],
         mask: AttentionMask,
         *,
         encoded: Optional[tuple[Any, ...]] = None,
@@ -84,8 +84,15 @@ class Stack(nn.Module):
         cache: Optional[caches.Cache] = None,
         deterministic: bool,
     ) -> tuple[Float[Array, "B T D"], Optional[caches.Cache]]:
-        """T tokens a row, given their embeddings; with a cache, after those in it, and the cache with them in it."""
+        """T tokens a row, given their embeddings; with a cache, after those in it, and the cache with them in it.
+
+        Positions default to 0, 1, 2, ...; with a cache they must be given.
+        """
         config, encoding = self.config, self.position_encoding
+        if positions_BT is None:
+            if cache is not None:
+                raise ValueError("decoding with a cache needs the positions of its tokens")
+            positions_BT = jnp.arange(x_BTD.shape[1])[None]
         x_BTD = encoding.add(x_BTD, positions_BT)
         if config.dropout_rate and not deterministic:
             x_BTD = dropout(x_BTD, config.dropout_rate, self.make_rng("dropout"))

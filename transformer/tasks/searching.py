@@ -1,20 +1,97 @@
-"""What all searches for text share: lines grouped by length, what lies between two steps, the method by its name."""
+"""What all searches for text share: from lines to candidates, the step of hypotheses in one row, methods by name."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from transformer.config import DecodingConfig
+from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.beam_search import beam_search
 from transformer.decoding.hypotheses import Hypotheses, Step
 from transformer.decoding.sampling import greedy, sample
 from transformer.models.cache import Cache
-from transformer.types import UserError
+from transformer.models.masks import AttentionMask
+from transformer.progress import progress
+from transformer.types import Candidate, Params, UserError
+
+logger = logging.getLogger(__name__)
 
 SHORTEST_INPUT = 16  # inputs are padded to this length or a power of two above it, so that few shapes are compiled
 MAX_ROWS = 64  # lines decoded together
 FEW_ROWS = 4  # the other number of rows that is compiled, for what is left over and for single lines
+
+
+class LineSearch:
+    """Lines to candidates, in order: encode, group by length, search, detokenise.
+
+    A subclass says what goes into the model for a line, how it is searched, and which text is found.
+
+    num_truncated: inputs that were longer than ``decoding.max_source_length``, so far.
+    """
+
+    label: str  # of the progress
+    kept: str  # what is done with a part of a line that is too long, in words
+    lines_at_a_time: int  # among which similar lengths are sought
+    pads_left: bool  # whether padding stands before an input or after it
+
+    def __init__(self, tokenizer: Tokenizer, decoding: DecodingConfig):
+        self._tokenizer = tokenizer
+        self._decoding = decoding
+        self.num_truncated = 0
+
+    def _close(self, ids: list[int]) -> list[int]:
+        """A line's tokens with what the model expects around them."""
+        raise NotImplementedError
+
+    def _shorten(self, ids: list[int]) -> list[int]:
+        """``decoding.max_source_length`` tokens of an input that has more."""
+        raise NotImplementedError
+
+    def _search(self, params: Params, tokens: Any, lengths: Any, line_numbers: Any, num_best: int) -> Hypotheses:
+        """Outputs for a batch of inputs."""
+        raise NotImplementedError
+
+    def _text(self, inputs: list[int], ids: list[int]) -> str:
+        """What is given out for the tokens that were found."""
+        raise NotImplementedError
+
+    def __call__(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
+        check_num_best(self._decoding, num_best)
+        counted = progress(range(len(lines)), self.label, len(lines))
+        for start in range(0, len(lines), self.lines_at_a_time):
+            for found in self._find(params, lines[start : start + self.lines_at_a_time], start, num_best):
+                next(counted)
+                yield found
+
+    def _find(self, params: Params, lines: Sequence[str], start: int, num_best: int) -> list[list[Candidate]]:
+        """All candidates for some lines; the first has number ``start`` in the whole text."""
+        most = self._decoding.max_source_length
+        inputs = [self._close(ids) for ids in self._tokenizer.encode_batch(list(lines))]
+        for number, ids in enumerate(inputs):
+            if len(ids) > most:
+                logger.warning("line %d has %d tokens; only the %s", start + number + 1, len(ids), self.kept % most)
+                inputs[number] = self._shorten(ids)
+                self.num_truncated += 1
+        results = [[Candidate("", 0.0)] * num_best for _ in lines]  # what a line of nothing but white space gives
+        for numbers, length, rows in group_by_length(lines, inputs, self._decoding.tokens_per_batch):
+            tokens = np.full((rows, length), self._tokenizer.pad_id, np.int32)
+            lengths, line_numbers = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+            line_numbers[: len(numbers)] = numbers
+            for row, number in enumerate(numbers):
+                lengths[row] = size = len(inputs[number])
+                first = length - size if self.pads_left else 0
+                tokens[row, first : first + size] = inputs[number]
+            found = jax.device_get(self._search(params, tokens, lengths, start + line_numbers, num_best))
+            for row, number in enumerate(numbers):
+                results[number] = [
+                    Candidate(self._text(inputs[number], ids[:size].tolist()), float(value))
+                    for ids, size, value in zip(found.tokens[row], found.lengths[row], found.scores[row], strict=True)
+                ]
+        return results
 
 
 def group_by_length(
@@ -46,6 +123,35 @@ class DecodingState(NamedTuple):
 
     cache: Cache
     visible: Any
+
+
+def make_step(
+    decode: Callable[[Cache, Any, AttentionMask], tuple[Any, Cache]],
+    shape: tuple[int, int],
+    vocab_size: int,
+    never: tuple[int, ...],
+) -> Step:
+    """The step of a search whose hypotheses share a row of the cache.
+
+    Args:
+      decode: ``(cache, tokens_BW, mask) -> (logits_BWV, cache)``: scores of what follows the tokens, which are put into
+        the cache; the mask says of which tokens in it each hypothesis is made.
+      shape: B and W.
+      vocab_size: V.
+      never: pieces that are not produced.
+    """
+    batch_size, width = shape
+    allowed_V = ~np.isin(np.arange(vocab_size), never)
+    own_BWW = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch_size, width, width))
+
+    def step(state: DecodingState, parents_BW: Any, tokens_BW: Any) -> tuple[Any, DecodingState]:
+        visible = jnp.take_along_axis(state.visible, parents_BW[..., None], axis=1)
+        visible = jax.lax.dynamic_update_slice(visible, own_BWW, (0, 0, state.cache.index))
+        logits_BWV, cache = decode(state.cache, tokens_BW, AttentionMask(matrix=visible))
+        log_probs_BWV = jnp.where(allowed_V, jax.nn.log_softmax(logits_BWV), -jnp.inf)
+        return log_probs_BWV, DecodingState(cache, visible)
+
+    return step
 
 
 def check_num_best(decoding: DecodingConfig, num_best: int) -> None:
