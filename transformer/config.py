@@ -16,25 +16,36 @@ from ml_collections import config_dict
 
 from transformer.types import UserError, nearest, one_of
 
-CONFIG_VERSION = 2
+CONFIG_VERSION = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    source: str = "phrases"  # files | phrases (translation: generated) | topics (language_modeling: of Python's help)
+    # files (of what the task learns from) | phrases (generated pairs) | topics (documents: Python's help) |
+    # images: digits (scikit-learn's) | image_folder | npz | csv | tfds
+    source: str = "phrases"
     source_language: str = "en"  # also the ending of the file names
     target_language: str = "de"
-    directory: Optional[str] = None  # files: holds STEM.en and STEM.de, or for language_modeling STEM.txt; plain or .gz
-    documents: str = "file"  # language_modeling, files: what is a document: file | line | blank_line (ends at one)
+    directory: Optional[str] = None  # files, images: the folder; files are STEM.en and STEM.de, STEM.txt, ...; also .gz
+    # documents, files: what is a document: file | line | blank_line (ends at one) | heading (starts at "### ")
+    documents: str = "file"
     train: tuple[str, ...] = ("train",)  # files: the stems that make the training split
     train_weights: tuple[int, ...] = ()  # how many times each stem is read in an epoch; () = once each
     validation: str = "val"  # files: the stem of the validation split
     test: str = "test"  # files: the stem of the test split
+    # files (one for each) | end (of the training files: test the last, validation before it; whole documents, but of a
+    # single one the last characters) | random (examples drawn by the seed; images: so many of each class)
+    split: str = "files"
+    validation_share: float = 0.05  # end, random: of all examples, of a single document of its characters
+    test_share: float = 0.1  # end, random
+    token_labels: str = "given"  # token_classification: given | case_and_punctuation (to be restored in plain text)
     num_phrases: int = 60_000  # phrases: size of the training split
     tokenizer: Optional[str] = None  # a tokenizer's file to use; None: one is made from the training split
     tokenizer_model: str = "bpe"  # bpe | unigram (SentencePiece) | character (those of the training split) | byte
     vocab_size: int = 8_000  # bpe, unigram: pieces, special ones included; of each side if there are two vocabularies
     joint_vocabulary: bool = True  # one vocabulary for both languages
+    extra_ids: int = 0  # pieces that no text has, at the end of the vocabulary: masked_lm needs 1, span_corruption one
+    # for each span that a row may lose; tokenizers that were made with such pieces need none
     cache_directory: Optional[str] = None  # tokenised corpora, on local disk; None: $XDG_CACHE_HOME or ~/.cache
     # bucket (a pair or document a row, few shapes) | pack (several a row, one shape; none sees another) |
     # stream (language_modeling: all documents as one text, cut into rows)
@@ -42,13 +53,24 @@ class DataConfig:
     tokens_per_batch: int = 25_000  # positions on each side of one update's batch, over all devices
     max_source_length: int = 256  # tokens, EOS included; longer training pairs are dropped and counted
     max_target_length: int = 256  # language_modeling: of a row; longer documents are cut (stream: wherever it falls)
+    noise_density: float = 0.15  # masked_lm, span_corruption: the share of the tokens to be guessed
+    mean_span_length: float = 3.0  # span_corruption: tokens of a span that is cut out
+    whole_words: bool = False  # masked_lm: all pieces of a word or none
+    examples_per_batch: int = 256  # images: of one update's batch, over all devices
+    image_size: Optional[int] = None  # images are scaled to a square of so many pixels; None: as they are
+    image_mean: tuple[float, ...] = (0.5,)  # of pixels in 0 to 1, for all channels or each; taken off
+    image_std: tuple[float, ...] = (0.5,)  # then divided by
+    augmentations: tuple[str, ...] = ()  # the names in data/augmentation.py, in training only, in this order
+    crop_padding: int = 4  # crop: pixels that the image is enlarged by on each side
+    mixup_alpha: float = 0.2  # mixup: of the Beta distribution that draws the share of the other image
     num_buckets: int = 8  # bucket: at most so many shapes
     prefetch_batches: int = 8  # built ahead of the step
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    variant: str = "encoder_decoder"  # encoder_decoder | decoder_only
+    variant: str = "encoder_decoder"  # encoder_decoder | decoder_only | encoder_only
+    vocab_size: Optional[int] = None  # rows of the embedding, if more than the tokenizer's pieces; None: as many
     d_model: int = 512
     d_ff: int = 2048
     num_heads: int = 8
@@ -59,6 +81,9 @@ class ModelConfig:
     norm: str = "layer_norm"  # layer_norm | rms_norm
     norm_placement: str = "post"  # the names in models/layers.py
     norm_epsilon: float = 1e-6
+    embedding_norm: bool = False  # normalise the sums of embeddings and positions, before their dropout (BERT)
+    layer_scale: Optional[float] = None  # multiply each part's output by a trained vector that starts so; None: none
+    stochastic_depth_rate: float = 0.0  # in training the last layer is left out for so many rows, others more rarely
     attention_implementation: str = "dense"  # the names in models/attention, or auto; cached steps are always dense
     attention_window: Optional[int] = None  # local layers see no key further away than window - 1; None: all do
     attention_pattern: tuple[str, ...] = ("local",)  # local | global, one for each layer, repeated over the depth
@@ -66,7 +91,7 @@ class ModelConfig:
     attention_biases: tuple[str, ...] = ("query", "key", "value", "output")  # the projections that have one
     scale_attention: bool = True  # divide the dot products by sqrt(head_dim)
     qk_norm: bool = False  # normalise each head's queries and keys (RMS, with a trained scale)
-    position_encoding: str = "sinusoidal"  # the names in models/positions.py
+    position_encoding: str = "sinusoidal"  # the names in models/positions.py; for images learned | sincos_2d | none
     max_positions: int = 1_024  # learned: size of the table
     rotary_theta: float = 10_000.0  # rotary: the longest wavelength is 2 pi theta
     rotary_fraction: float = 1.0  # rotary: the share of head_dim that is turned
@@ -86,8 +111,19 @@ class ModelConfig:
     d_ff_shared: int = 0  # width of one more expert that every token passes; 0: none
     load_balancing_weight: float = 0.01  # of the load-balancing loss in the training loss
     router_z_weight: float = 0.001  # of the router's z-loss
-    shared_embeddings: str = "all"  # all (source, target, softmax) | target (target, softmax) | none
+    # all (source, target, softmax) | target (target, softmax) | inputs (source, target) | none; of models with one
+    # kind of tokens: none (softmax weights of their own), else the softmax weights are the embeddings
+    shared_embeddings: str = "all"
     scale_embeddings: bool = True  # multiply embeddings by sqrt(d_model)
+    scale_logits: bool = False  # divide what goes into the softmax weights by sqrt(d_model) (T5 of 2019)
+    output_bias: bool = False  # a trained bias on each token's logit
+    token_types: int = 0  # encoder_only: kinds of segments that have an embedding (BERT: 2, the texts of a pair)
+    pooling: str = "first"  # encoder_only: what stands for the whole input: first (class token) | mean
+    pooler: bool = False  # encoder_only: a linear map and tanh on that (BERT)
+    patch_size: int = 16  # images: pixels of a patch's side
+    class_token: bool = True  # images: a trained vector before the patches
+    num_registers: int = 0  # images: trained vectors behind it that are no output (Darcet et al. 2023)
+    position_grid: Optional[int] = None  # images, learned: patches on a side of the table; None: those of image_size
     dropout_rate: float = 0.1  # on sub-layer outputs and on the sums of embeddings and positions
     attention_dropout_rate: float = 0.0  # on the attention weights; not in the paper's text
     activation_dropout_rate: float = 0.0  # after the activation of the feed-forward; not in the paper's text
@@ -123,7 +159,8 @@ class TrainingConfig:
     ema_decay: Optional[float] = None  # of the exponential moving average of the weights; None: none is kept
     label_smoothing: float = 0.1
     label_smoothing_form: str = "uniform"  # the names in tasks/losses.py
-    initialize_from: Optional[str] = None  # workdir whose parameters a new run starts from
+    initialize_from: Optional[str] = None  # workdir whose parameters and tokenizer a new run starts from
+    trainable: tuple[str, ...] = ()  # the parts that are trained, as in the parameters' first names; (): all
     overfit_one_batch: bool = False  # debugging: see batch 0 at every step
     log_every: int = 100  # steps
     evaluate_every: int = 5_000  # steps
@@ -146,6 +183,9 @@ class DecodingConfig:
     seed: int = 0  # sample: another one gives other outputs
     top_k: int = 0  # sample: only the k likeliest pieces; 0: all
     top_p: float = 1.0  # sample: only the likeliest pieces that together have this probability
+    min_p: float = 0.0  # sample: only pieces with at least this share of the likeliest one's probability
+    repetition_penalty: float = 1.0  # decoder_only: a piece that has occurred gets a logit so many times as bad
+    stop: tuple[str, ...] = ()  # decoder_only: an output ends before the first of these strings
     tokens_per_batch: int = 4_096  # source positions decoded at a time
 
 
@@ -153,7 +193,8 @@ class DecodingConfig:
 class EvaluationConfig:
     beam_size: int = 4  # of the BLEU during training (1: greedy)
     max_examples: Optional[int] = None  # of the validation split that are translated during training; None: all
-    stride: Optional[int] = None  # language_modeling: tokens from window to window; None: half of max_target_length
+    window: Optional[int] = None  # language_modeling: tokens a window; None: max_target_length
+    stride: Optional[int] = None  # language_modeling: tokens from window to window; None: half of the window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +215,16 @@ class Config:
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
 
+
+IMAGE_SOURCES = ("digits", "image_folder", "npz", "csv", "tfds")
+"""The values of ``data.source`` that give images."""
+
+VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "encoder_decoder": (("source", "target"), ("encoder", "decoder")),
+    "decoder_only": (("target",), ("decoder",)),
+    "encoder_only": (("source",), ("encoder",)),
+}
+"""Of each variant of the model: the sides of the data that have lengths, and the stacks that have layers."""
 
 HARMLESS_KEYS = (
     "data.directory",  # the data's fingerprint is compared instead
@@ -272,13 +323,16 @@ def check(config: Config) -> None:
 
     _at_least("seed", config.seed, 0)
     _at_least("decoding.seed", decoding.seed, 0)
-    _one_of("data.source", data.source, ("files", "phrases", "topics"))
-    _one_of("data.documents", data.documents, ("file", "line", "blank_line"))
+    _one_of("data.source", data.source, ("files", "phrases", "topics", *IMAGE_SOURCES))
+    _one_of("data.documents", data.documents, ("file", "line", "blank_line", "heading"))
+    _one_of("data.split", data.split, ("files", "end", "random"))
+    _one_of("data.token_labels", data.token_labels, ("given", "case_and_punctuation"))
     _one_of("data.tokenizer_model", data.tokenizer_model, ("bpe", "unigram", "character", "byte"))
     _one_of("data.batching", data.batching, ("bucket", "pack", "stream"))
-    for key in ("num_phrases", "vocab_size", "tokens_per_batch", "num_buckets"):
+    for key in ("num_phrases", "vocab_size", "tokens_per_batch", "num_buckets", "examples_per_batch"):
         _at_least(f"data.{key}", getattr(data, key), 1)
-    sides = ("target",) if model.variant == "decoder_only" else ("source", "target")
+    _one_of("model.variant", model.variant, VARIANTS)
+    sides, stacks = VARIANTS[model.variant]
     for key in (f"max_{side}_length" for side in sides):
         _at_least(f"data.{key}", getattr(data, key), 2)
         if getattr(data, key) > data.tokens_per_batch:
@@ -287,10 +341,28 @@ def check(config: Config) -> None:
                 "make the batch larger or the limit smaller"
             )
     _at_least("data.prefetch_batches", data.prefetch_batches, 0)
+    for key in ("validation_share", "test_share"):
+        _within(f"data.{key}", getattr(data, key), 0.0, 1.0)
+    if data.split != "files" and not 0 < data.validation_share + data.test_share < 1:
+        raise UserError(
+            f"data.validation_share={data.validation_share} and data.test_share={data.test_share} must leave something "
+            f"for training and hold something out, or there is no data.split={data.split}"
+        )
+    _within("data.noise_density", data.noise_density, 0.0, 1.0)
+    if data.mean_span_length < 1:
+        raise UserError(f"data.mean_span_length={data.mean_span_length} must be at least 1 token")
+    _at_least("data.extra_ids", data.extra_ids, 0)
+    _at_least("data.crop_padding", data.crop_padding, 0)
+    if any(value <= 0 for value in (*data.image_std, data.mixup_alpha, data.image_size or 1)):
+        raise UserError(
+            f"data.image_std={data.image_std}, data.mixup_alpha={data.mixup_alpha} and data.image_size="
+            f"{data.image_size} must be above 0"
+        )
     if data.source == "files" and data.directory is None:
-        endings = ("txt",) if model.variant == "decoder_only" else (data.source_language, data.target_language)
-        names = " and ".join(f"{data.train[0]}.{ending}" for ending in endings)
-        raise UserError(f"data.directory is not set; give the folder that holds {names}: --config.data.directory=DIR")
+        two = config.task == "translation"
+        names = " and ".join(f"{data.train[0]}.{end}" for end in (data.source_language, data.target_language))
+        named = f"holds {names}" if two else f"holds the files of {data.train[0]}"
+        raise UserError(f"data.directory is not set; give the folder that {named}: --config.data.directory=DIR")
     if data.train_weights and len(data.train_weights) != len(data.train):
         raise UserError(
             f"data.train_weights={data.train_weights} must have one number for each of data.train={data.train}"
@@ -298,12 +370,17 @@ def check(config: Config) -> None:
     if any(weight < 1 for weight in data.train_weights):
         raise UserError(f"data.train_weights={data.train_weights} must all be whole numbers from 1 up")
 
-    _one_of("model.variant", model.variant, ("encoder_decoder", "decoder_only"))
-    _one_of("model.shared_embeddings", model.shared_embeddings, ("all", "target", "none"))
+    _one_of("model.shared_embeddings", model.shared_embeddings, ("all", "target", "inputs", "none"))
     _one_of("model.dtype", model.dtype, ("float32", "bfloat16"))
+    _one_of("model.pooling", model.pooling, ("first", "mean"))
+    for key in ("token_types", "num_registers"):
+        _at_least(f"model.{key}", getattr(model, key), 0)
+    for key in ("vocab_size", "position_grid", "patch_size"):
+        if getattr(model, key) is not None:
+            _at_least(f"model.{key}", getattr(model, key), 1)
     for key in ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers", "scan_unroll"):
         _at_least(f"model.{key}", getattr(model, key), 1)
-    for key in ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate"):
+    for key in ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate", "stochastic_depth_rate"):
         _within(f"model.{key}", getattr(model, key), 0.0, 1.0)
     _check_attention(model)
     _check_experts(model)
@@ -313,7 +390,7 @@ def check(config: Config) -> None:
             "capacity; use data.batching=bucket or model.expert_dispatch=dropless"
         )
     turn = math.lcm(len(model.attention_pattern), model.experts_every if model.num_experts else 1)
-    for key in ("num_encoder_layers", "num_decoder_layers"):
+    for key in (f"num_{stack}_layers" for stack in stacks):
         if getattr(model, key) % turn:
             raise UserError(
                 f"model.{key}={getattr(model, key)} is no multiple of {turn}, after which "
@@ -328,14 +405,15 @@ def check(config: Config) -> None:
                 decoding.max_source_length + decoding.max_extra_tokens,
             ),
         ):
-            if length > model.max_positions:
+            decodes = "decoder" in stacks or not name.startswith("decoding")
+            if decodes and length > model.max_positions:
                 raise UserError(
                     f"{name}={length} is more than model.max_positions={model.max_positions} can tell apart"
                 )
-    if model.shared_embeddings == "all" and not data.joint_vocabulary:
+    if model.shared_embeddings in ("all", "inputs") and not data.joint_vocabulary:
         raise UserError(
-            "model.shared_embeddings=all needs one vocabulary for both languages; set data.joint_vocabulary=True or "
-            "model.shared_embeddings=target"
+            f"model.shared_embeddings={model.shared_embeddings} needs one vocabulary for both languages; set "
+            "data.joint_vocabulary=True or model.shared_embeddings=target"
         )
 
     _one_of("training.optimizer", training.optimizer, ("adam", "adamw", "adafactor", "lion"))
@@ -363,12 +441,20 @@ def check(config: Config) -> None:
         raise UserError(f"decoding.temperature={decoding.temperature} must be above 0; use decoding.method=greedy")
     if not 0 < decoding.top_p <= 1:
         raise UserError(f"decoding.top_p={decoding.top_p} must lie above 0 and at most at 1")
+    if not 0 <= decoding.min_p <= 1:
+        raise UserError(f"decoding.min_p={decoding.min_p} must lie in 0 to 1")
+    if decoding.repetition_penalty <= 0:
+        raise UserError(f"decoding.repetition_penalty={decoding.repetition_penalty} must be above 0; 1 is none")
+    if "" in decoding.stop:
+        raise UserError("decoding.stop holds an empty string, at which every output would end")
     _at_least("evaluation.beam_size", config.evaluation.beam_size, 1)
-    stride = config.evaluation.stride
-    if stride is not None and not 1 <= stride <= data.max_target_length:
+    window, stride = config.evaluation.window, config.evaluation.stride
+    if window is not None:
+        _at_least("evaluation.window", window, 2)
+    window = window or data.max_target_length
+    if stride is not None and not 1 <= stride <= window:
         raise UserError(
-            f"evaluation.stride={stride} must lie in 1 to data.max_target_length={data.max_target_length}, or tokens "
-            "would be left out"
+            f"evaluation.stride={stride} must lie in 1 to the window of {window} tokens, or tokens would be left out"
         )
     _one_of("mesh.platform", config.mesh.platform, ("auto", "cpu", "gpu", "tpu"))
     if config.mesh.data != -1:

@@ -80,6 +80,72 @@ class TokenBatch(NamedTuple):
     positions: Any
 
 
+class MaskedTokenBatch(NamedTuple):
+    """One batch of text of which some tokens are to be guessed (masked_lm).
+
+    input_tokens      [B, T]  int32, some of them replaced by the mask or by others; then padding
+    segment_ids       [B, T]  int32, 1, 2, ... for the texts in a row, 0 for padding
+    positions         [B, T]  int32, start anew at 0 in every segment
+    masked_positions  [B, M]  int32, places in the row, ascending; then 0
+    target_tokens     [B, M]  int32, what stood there
+    loss_weights      [B, M]  float32, 1 where there is something to guess, else 0
+    """
+
+    input_tokens: Any
+    segment_ids: Any
+    positions: Any
+    masked_positions: Any
+    target_tokens: Any
+    loss_weights: Any
+
+
+class LabeledTextBatch(NamedTuple):
+    """One batch of texts, or pairs of texts, one in a row, each with its label or with a label for some of its tokens.
+
+    input_tokens  [B, T]  int32, then padding
+    token_types   [B, T]  int32, 0 for a text, 1 for the second of a pair
+    lengths       [B]     int32, real tokens of a row; 0 for a row that fills up the batch
+    labels        [B] or [B, T]  int32
+    loss_weights  [B] or [B, T]  float32, 1 where a label counts, else 0
+    """
+
+    input_tokens: Any
+    token_types: Any
+    lengths: Any
+    labels: Any
+    loss_weights: Any
+
+
+class TextPairBatch(NamedTuple):
+    """One batch of pairs of texts that mean the same, each text in a row of its own (sentence_embedding).
+
+    first_tokens    [B, S]  int32, then padding
+    first_lengths   [B]     int32
+    second_tokens   [B, T]
+    second_lengths  [B]
+    loss_weights    [B]     float32, 0 for rows that fill up the batch
+    """
+
+    first_tokens: Any
+    first_lengths: Any
+    second_tokens: Any
+    second_lengths: Any
+    loss_weights: Any
+
+
+class ImageBatch(NamedTuple):
+    """One batch of images.
+
+    images         [B, H, W, C]  float32, normalised
+    label_weights  [B, classes]  float32, of each class its share; one of them is 1 but for images that are mixed
+    loss_weights   [B]           float32, 0 for rows that fill up the batch
+    """
+
+    images: Any
+    label_weights: Any
+    loss_weights: Any
+
+
 class Candidate(NamedTuple):
     """An output and its score: what it was compared by with others for the same input, higher is better."""
 
@@ -145,7 +211,7 @@ class Task(Protocol):
 
         Args:
           data: the name of a split, or files by role: ``source`` and ``reference``, ``source`` and ``hypothesis``, or
-            ``text``.
+            ``text``, a file (or for images a folder) such as the task reads its splits from.
           during_training: with what ``config.evaluation`` says, which is quicker.
           outputs: where the predictions are written, one a line.
         """

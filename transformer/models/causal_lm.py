@@ -8,11 +8,9 @@ from jaxtyping import Array, Float, Int
 
 from transformer.config import ModelConfig
 from transformer.models.cache import Cache
-from transformer.models.embeddings import TokenEmbedding
-from transformer.models.layers import BranchScales
-from transformer.models.linear import Linear
+from transformer.models.embeddings import TokenEmbedding, TokenScores
+from transformer.models.layers import single_stack_scales
 from transformer.models.masks import AttentionMask
-from transformer.models.sharding import constrain
 from transformer.models.stacks import Stack
 
 
@@ -30,9 +28,13 @@ class CausalLM(nn.Module):
     def setup(self) -> None:
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         self.embedding = TokenEmbedding(self.vocab_size, config.d_model, config.scale_embeddings, dtype)
-        if config.shared_embeddings == "none":
-            self.output = Linear((config.d_model,), (self.vocab_size,), ("embed", "vocabulary"), False, dtype)
-        self.decoder = Stack(config, config.num_decoder_layers, bidirectional=False, scales=branch_scales(config))
+        self.output = TokenScores(config, self.vocab_size)
+        self.decoder = Stack(
+            config,
+            config.num_decoder_layers,
+            bidirectional=False,
+            scales=single_stack_scales(config, config.num_decoder_layers),
+        )
 
     def __call__(
         self,
@@ -55,13 +57,4 @@ class CausalLM(nn.Module):
         x_BTD, cache = self.decoder(
             self.embedding(tokens_BT), positions_BT, mask, cache=cache, deterministic=deterministic
         )
-        logits_BTV = self.output(x_BTD) if self.config.shared_embeddings == "none" else self.embedding.logits(x_BTD)
-        return constrain(logits_BTV.astype(jnp.float32), "batch", "length", "vocabulary"), cache
-
-
-def branch_scales(config: ModelConfig) -> BranchScales:
-    """1, or DeepNorm's alpha and beta for a model of M decoder layers. Reference: Wang et al. 2022, figure 2."""
-    if config.norm_placement != "deep_norm":
-        return BranchScales()
-    M = config.num_decoder_layers
-    return BranchScales(skip=(2 * M) ** (1 / 4), init=(8 * M) ** (-1 / 4))
+        return self.output(x_BTD, self.embedding), cache

@@ -6,6 +6,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from transformer.config import ModelConfig
+from transformer.models.linear import glorot
+from transformer.models.sharding import constrain
+
 
 class TokenEmbedding(nn.Module):
     """A table of vectors, normal with variance 1 / D, so that scaled by sqrt(D) they have variance 1.
@@ -30,8 +34,42 @@ class TokenEmbedding(nn.Module):
         vectors_BTD = jnp.take(self.embedding, tokens_BT, axis=0, mode="fill", fill_value=jnp.nan)
         return (vectors_BTD * (self.d_model**0.5 if self.scale else 1.0)).astype(self.dtype)
 
-    def logits(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Scores of all tokens, in float32."""
-        rows = hidden_BTD.astype(self.dtype).reshape(-1, self.d_model)
-        logits = jnp.dot(rows, self.embedding.astype(self.dtype).T, preferred_element_type=jnp.float32)
-        return logits.reshape(*hidden_BTD.shape[:-1], self.vocab_size)
+    def products(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Dot products with all tokens' vectors, in float32."""
+        return _products(hidden_BTD, self.embedding.astype(self.dtype).T)
+
+
+class TokenScores(nn.Module):
+    """Logits of all tokens: by the embedding, or by weights of their own where ``shared_embeddings`` says so."""
+
+    config: ModelConfig
+    vocab_size: int
+
+    @nn.compact
+    def __call__(self, hidden_BTD: Float[Array, "B T D"], embedding: TokenEmbedding) -> Float[Array, "B T V"]:
+        """In float32.
+
+        Args:
+          embedding: whose vectors are the softmax weights, unless they are apart.
+        """
+        config = self.config
+        hidden_BTD = hidden_BTD.astype(config.dtype)
+        if config.scale_logits:
+            hidden_BTD *= config.d_model**-0.5
+        if config.shared_embeddings in ("none", "inputs"):
+            initializer = nn.with_logical_partitioning(glorot(1, 2), ("embed", "vocabulary"))
+            kernel: Any = self.param("kernel", initializer, (config.d_model, self.vocab_size), jnp.float32)
+            logits_BTV = _products(hidden_BTD, kernel.astype(config.dtype))
+        else:
+            logits_BTV = embedding.products(hidden_BTD)
+        if config.output_bias:
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), ("vocabulary",))
+            bias: Any = self.param("bias", zeros, (self.vocab_size,), jnp.float32)
+            logits_BTV += bias
+        return constrain(logits_BTV, "batch", "length", "vocabulary")
+
+
+def _products(hidden_BTD: Any, weights_DV: Any) -> Any:
+    rows = hidden_BTD.astype(weights_DV.dtype).reshape(-1, weights_DV.shape[0])
+    products = jnp.dot(rows, weights_DV, preferred_element_type=jnp.float32)
+    return products.reshape(*hidden_BTD.shape[:-1], weights_DV.shape[1])

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer.config import ModelConfig
@@ -46,6 +48,13 @@ class BranchScales(NamedTuple):
     init: float = 1.0
 
 
+def single_stack_scales(config: ModelConfig, num_layers: int) -> BranchScales:
+    """1, or DeepNorm's alpha and beta for a model of one stack. Reference: Wang et al. 2022, figure 2."""
+    if config.norm_placement != "deep_norm":
+        return BranchScales()
+    return BranchScales(skip=(2 * num_layers) ** (1 / 4), init=(8 * num_layers) ** (-1 / 4))
+
+
 class Shared(NamedTuple):
     """What all layers of a stack are given.
 
@@ -61,6 +70,17 @@ class Shared(NamedTuple):
     bias: Optional[Bias] = None
     cross_mask: Optional[AttentionMask] = None
     slots: Optional[tuple[caches.Slots, ...]] = None
+
+
+class Turn(NamedTuple):
+    """What the layers of one turn of the pattern are given of their own.
+
+    number      []   of the turn, which is that of a layer among those at its place
+    drop_rates  [P]  float32, of each layer: how often a row goes around its parts in training
+    """
+
+    number: Any
+    drop_rates: Any
 
 
 class Layer(nn.Module):
@@ -91,18 +111,22 @@ class Layer(nn.Module):
                 setattr(self, f"{name}_norm", norm(config))
             if placement.output:
                 setattr(self, f"{name}_output_norm", norm(config))
+            if config.layer_scale is not None:
+                initializer = nn.initializers.constant(config.layer_scale)
+                boxed = nn.with_logical_partitioning(initializer, ("embed",))
+                setattr(self, f"{name}_scale", self.param(f"{name}_scale", boxed, (config.d_model,), jnp.float32))
 
     def project_encoded(self, carry: None, encoded_BSD: Float[Array, "B S D"]) -> tuple[None, tuple[Any, ...]]:
         """Keys and values of the encoder's output, made once however many tokens are decoded."""
         return carry, (self.cross_attention.key_value(encoded_BSD),)
 
-    def __call__(self, carry: Any, encoded: Any, number: Any, shared: Shared, deterministic: bool) -> tuple[Any, None]:
+    def __call__(self, carry: Any, encoded: Any, turn: Turn, shared: Shared, deterministic: bool) -> tuple[Any, None]:
         """One layer.
 
         Args:
           carry: x [B, T, D], and with a cache a tuple of the pattern's keys and values [L, B, N, G, K], else None.
           encoded: what ``project_encoded`` gave for this layer and the others of the pattern, or None.
-          number: of this layer among those at its place of the pattern.
+          turn: see ``Turn``.
         """
         x_BTD, stored = carry
         config, mask, implementation = self.config, shared.mask, self.config.attention_implementation
@@ -116,7 +140,7 @@ class Layer(nn.Module):
             if shared.slots is not None:
                 slots = shared.slots[self.place]
                 pairs = [
-                    caches.extend(old, number, slots, new)
+                    caches.extend(old, turn.number, slots, new)
                     for old, new in zip(stored[self.place], key_value, strict=True)
                 ]
                 kept, key_value = zip(*pairs, strict=True)
@@ -142,20 +166,33 @@ class Layer(nn.Module):
                 return self.feed_forward(x_BTD, deterministic)
             return self.feed_forward(x_BTD, query_present(shared.mask, (0, x_BTD.shape[1])), deterministic)
 
-        x_BTD = self._around("self_attention", attend, x_BTD, deterministic)
+        drop_rate = turn.drop_rates[self.place] if config.stochastic_depth_rate and not deterministic else None
+        x_BTD = self._around("self_attention", attend, x_BTD, drop_rate, deterministic)
         if self.cross_attends:
-            x_BTD = self._around("cross_attention", cross_attend, x_BTD, deterministic)
-        x_BTD = self._around("feed_forward", feed, x_BTD, deterministic)
+            x_BTD = self._around("cross_attention", cross_attend, x_BTD, drop_rate, deterministic)
+        x_BTD = self._around("feed_forward", feed, x_BTD, drop_rate, deterministic)
+        keep(self, "output", x_BTD)
         return (x_BTD, stored), None
 
-    def _around(self, name: str, part: Callable[[Any], Any], x_BTD: Any, deterministic: bool) -> Any:
-        """A part and the way around it, with dropout on the part's output as in the paper's section 5.4."""
+    def _around(
+        self, name: str, part: Callable[[Any], Any], x_BTD: Any, drop_rate: Optional[Any], deterministic: bool
+    ) -> Any:
+        """A part and the way around it.
+
+        On the part's output: dropout as in the paper's section 5.4; a trained scale for each component (Touvron et al.,
+        CaiT, 2021); in training, with ``drop_rate``, whole rows left out (Huang et al., Stochastic Depth, 2016).
+        """
         config, placement = self.config, NORM_PLACEMENTS[self.config.norm_placement]
         y_BTD = part(getattr(self, f"{name}_norm")(x_BTD) if placement.input else x_BTD)
         if placement.output:
             y_BTD = getattr(self, f"{name}_output_norm")(y_BTD)
         if config.dropout_rate and not deterministic:
             y_BTD = dropout(y_BTD, config.dropout_rate, self.make_rng("dropout"))
+        if config.layer_scale is not None:
+            y_BTD *= getattr(self, f"{name}_scale").astype(y_BTD.dtype)
+        if drop_rate is not None:
+            kept_B11 = jax.random.bernoulli(self.make_rng("dropout"), 1 - drop_rate, (x_BTD.shape[0], 1, 1))
+            y_BTD *= (kept_B11 / (1 - drop_rate)).astype(y_BTD.dtype)
         x_BTD = (x_BTD if self.scales.skip == 1 else self.scales.skip * x_BTD) + y_BTD
         if placement.sum:
             x_BTD = getattr(self, f"{name}_norm")(x_BTD)
@@ -177,7 +214,13 @@ class Pattern(nn.Module):
     def project_encoded(self, carry: None, encoded_BSD: Float[Array, "B S D"]) -> tuple[None, tuple[Any, ...]]:
         return carry, tuple(pair for layer in self.layer for pair in layer.project_encoded(None, encoded_BSD)[1])
 
-    def __call__(self, carry: Any, encoded: Any, number: Any, shared: Shared, deterministic: bool) -> tuple[Any, None]:
+    def __call__(self, carry: Any, encoded: Any, turn: Turn, shared: Shared, deterministic: bool) -> tuple[Any, None]:
         for layer in self.layer:
-            carry, _ = layer(carry, encoded, number, shared, deterministic)
+            carry, _ = layer(carry, encoded, turn, shared, deterministic)
         return carry, None
+
+
+def keep(module: nn.Module, name: str, value: Any) -> None:
+    """Give a value out in the collection ``intermediates``, if the caller of ``apply`` asked for it."""
+    if module.is_mutable_collection("intermediates") and not module.is_initializing():
+        module.sow("intermediates", name, value)

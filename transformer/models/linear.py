@@ -30,10 +30,8 @@ class Linear(nn.Module):
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         num_inputs = len(self.inputs)
         shape = (*self.inputs, *self.outputs)
-        initializer = nn.initializers.variance_scaling(
-            self.init_scale**2, "fan_avg", "uniform", range(num_inputs), range(num_inputs, len(shape))
-        )
-        kernel: Any = self.param("kernel", nn.with_logical_partitioning(initializer, self.axes), shape, jnp.float32)
+        initializer = nn.with_logical_partitioning(glorot(num_inputs, len(shape), self.init_scale), self.axes)
+        kernel: Any = self.param("kernel", initializer, shape, jnp.float32)
         rows = x.astype(self.dtype).reshape(-1, math.prod(self.inputs))
         result = rows @ kernel.astype(self.dtype).reshape(math.prod(self.inputs), math.prod(self.outputs))
         if self.use_bias:
@@ -41,3 +39,8 @@ class Linear(nn.Module):
             bias: Any = self.param("bias", zeros, self.outputs, jnp.float32)
             result = result + bias.astype(self.dtype).reshape(-1)
         return result.reshape(*x.shape[: x.ndim - num_inputs], *self.outputs)
+
+
+def glorot(num_inputs: int, rank: int, scale: float = 1.0) -> Any:
+    """The initialiser of a kernel with so many axes, of which the first so many are inputs."""
+    return nn.initializers.variance_scaling(scale**2, "fan_avg", "uniform", range(num_inputs), range(num_inputs, rank))

@@ -8,11 +8,9 @@ from jaxtyping import Array, Float, Int
 
 from transformer.config import ModelConfig
 from transformer.models.cache import Cache
-from transformer.models.embeddings import TokenEmbedding
+from transformer.models.embeddings import TokenEmbedding, TokenScores
 from transformer.models.layers import BranchScales
-from transformer.models.linear import Linear
 from transformer.models.masks import AttentionMask
-from transformer.models.sharding import constrain
 from transformer.models.stacks import Stack
 
 
@@ -43,7 +41,7 @@ class Seq2Seq(nn.Module):
         config = self.config
         dtype = jnp.dtype(config.dtype)
         embedding = (config.d_model, config.scale_embeddings, dtype)
-        if config.shared_embeddings == "all":
+        if config.shared_embeddings in ("all", "inputs"):
             if self.source_vocab_size != self.target_vocab_size:
                 raise ValueError(
                     f"one embedding for vocabularies of {self.source_vocab_size} and {self.target_vocab_size} pieces"
@@ -52,8 +50,7 @@ class Seq2Seq(nn.Module):
         else:
             self.source_embedding = TokenEmbedding(self.source_vocab_size, *embedding)
             self.target_embedding = TokenEmbedding(self.target_vocab_size, *embedding)
-        if config.shared_embeddings == "none":
-            self.output = Linear((config.d_model,), (self.target_vocab_size,), ("embed", "vocabulary"), False, dtype)
+        self.output = TokenScores(config, self.target_vocab_size)
         encoder_scales, decoder_scales = branch_scales(config)
         self.encoder = Stack(config, config.num_encoder_layers, bidirectional=True, scales=encoder_scales)
         self.decoder = Stack(
@@ -97,8 +94,9 @@ class Seq2Seq(nn.Module):
         deterministic: bool = True,
     ) -> EncodedSource:
         """Run the encoder, and project its output once for all layers of the decoder."""
-        embedding = self.shared_embedding if self.config.shared_embeddings == "all" else self.source_embedding
-        encoded_BSD, _ = self.encoder(embedding(tokens_BS), positions_BS, mask, deterministic=deterministic)
+        encoded_BSD, _ = self.encoder(
+            self._embedding("source")(tokens_BS), positions_BS, mask, deterministic=deterministic
+        )
         return self.decoder.project_encoded(encoded_BSD)
 
     def decode(
@@ -119,7 +117,7 @@ class Seq2Seq(nn.Module):
           self_mask: its matrix, if any, is over all tokens in the order in which they came, those in the cache first.
           cache: earlier tokens, or None: the T tokens are all there is. Positions must then be given.
         """
-        embedding = self.shared_embedding if self.config.shared_embeddings == "all" else self.target_embedding
+        embedding = self._embedding("target")
         x_BTD, cache = self.decoder(
             embedding(tokens_BT),
             positions_BT,
@@ -129,8 +127,12 @@ class Seq2Seq(nn.Module):
             cache=cache,
             deterministic=deterministic,
         )
-        logits_BTV = self.output(x_BTD) if self.config.shared_embeddings == "none" else embedding.logits(x_BTD)
-        return constrain(logits_BTV.astype(jnp.float32), "batch", "length", "vocabulary"), cache
+        return self.output(x_BTD, embedding), cache
+
+    def _embedding(self, side: str) -> TokenEmbedding:
+        shared = self.config.shared_embeddings in ("all", "inputs")
+        embedding: TokenEmbedding = getattr(self, "shared_embedding" if shared else f"{side}_embedding")
+        return embedding
 
 
 def branch_scales(config: ModelConfig) -> tuple[BranchScales, BranchScales]:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from transformer.config import ModelConfig
 from transformer.models import cache as caches
 from transformer.models.dropout import dropout
-from transformer.models.layers import NORM_PLACEMENTS, BranchScales, Layer, Pattern, Shared
+from transformer.models.layers import NORM_PLACEMENTS, BranchScales, Layer, Pattern, Shared, Turn, keep
 from transformer.models.masks import AttentionMask
 from transformer.models.norms import norm
 from transformer.models.positions import position_encoding
@@ -66,6 +66,8 @@ class Stack(nn.Module):
             self.layers = nn.scan(Layer, methods=options)(pattern[0], 0, self.cross_attends, self.scales)
         else:
             self.layers = nn.scan(Pattern, methods=options)(pattern, self.cross_attends, self.scales)
+        if config.embedding_norm:
+            self.embedding_norm = norm(config)
         if NORM_PLACEMENTS[config.norm_placement].final:
             self.final_norm = norm(config)
 
@@ -94,6 +96,9 @@ class Stack(nn.Module):
                 raise ValueError("decoding with a cache needs the positions of its tokens")
             positions_BT = jnp.arange(x_BTD.shape[1])[None]
         x_BTD = encoding.add(x_BTD, positions_BT)
+        if config.embedding_norm:
+            x_BTD = self.embedding_norm(x_BTD)
+        keep(self, "embedded", x_BTD)
         if config.dropout_rate and not deterministic:
             x_BTD = dropout(x_BTD, config.dropout_rate, self.make_rng("dropout"))
         x_BTD = constrain(x_BTD, "batch", "length", "embed")
@@ -104,8 +109,10 @@ class Stack(nn.Module):
             cache, slots = caches.reserve(cache, positions_BT, mask, config)
             shared = shared._replace(slots=slots)
             stored = tuple((layer.keys, layer.values) for layer in cache.layers)
-        numbers = jnp.arange(self.num_layers // len(caches.layer_pattern(config)))
-        (x_BTD, stored), _ = self.layers((x_BTD, stored), encoded, numbers, shared, deterministic)
+        depths = jnp.arange(self.num_layers).reshape(-1, len(caches.layer_pattern(config)))
+        drop_rates = config.stochastic_depth_rate * depths / max(self.num_layers - 1, 1)
+        turns = Turn(jnp.arange(len(depths)), drop_rates)
+        (x_BTD, stored), _ = self.layers((x_BTD, stored), encoded, turns, shared, deterministic)
         if cache is not None:
             pairs = zip(cache.layers, stored, strict=True)
             cache = cache._replace(layers=tuple(layer._replace(keys=k, values=v) for layer, (k, v) in pairs))

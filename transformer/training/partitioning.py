@@ -15,6 +15,7 @@ LOGICAL_AXES: tuple[tuple[str, str | None], ...] = (
     ("length", None),
     ("layers", None),
     ("embed", None),
+    ("embed_output", None),
     ("embedding", None),
     ("heads", None),
     ("kv_heads", None),
