@@ -1,6 +1,6 @@
 """How far position schemes carry beyond the length of training: "sinusoids do not extrapolate", as a figure.
 
-    python benchmarks/length_extrapolation.py [--workdir=DIR] [--quick] [--plot=FILE.svg]
+    PYTHONPATH=. python benchmarks/length_extrapolation.py [--workdir=DIR] [--quick] [--plot=FILE.svg]
 
 Trains configs/length_extrapolation.py, a character-level decoder-only model, in rows of 128 tokens, once for each of
 six schemes and 4 million tokens each. Then all score the same held-out text, the validation and the test topics (by

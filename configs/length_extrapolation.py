@@ -1,6 +1,6 @@
 """How far a position scheme carries beyond the length of training: a character-level model trained at 128 tokens.
 
-python benchmarks/length_extrapolation.py --workdir=runs/extrapolation
+PYTHONPATH=. python benchmarks/length_extrapolation.py --workdir=runs/extrapolation
 
 trains this config once for each scheme, scores each at 128 to 1,024 tokens, and prints the table. One scheme alone:
 
