@@ -1,11 +1,17 @@
 """Score a run, or text.
 
 python eval.py --workdir=DIR --split=test [--checkpoint=latest|best|STEP|average:5] [--weights=raw|ema]
+python eval.py --workdir=DIR --text=FILE                          what the run's splits are made of, in another file
 python eval.py --workdir=DIR --source=FILE --reference=FILE       translate a file and score the translations
 python eval.py --workdir=DIR --source=FILE --hypothesis=FILE      the log-probability of each given line, in nats
 python eval.py --hypothesis=FILE --reference=FILE [--reference=FILE2]     score text, without a model
 
-The last line of standard output is one JSON object. Settings of decoding can be changed: --config.decoding.beam_size=8.
+The first two serve every run, the next two translation. --text is a file in the form in which the run reads its own
+data: documents, lines with their labels, words with theirs, or for images a folder or file of them.
+
+The last line of standard output is one JSON object: num_examples and, as they apply, nll_per_token, perplexity,
+bits_per_byte, accuracy, f1 and others. Settings of decoding and evaluation can be changed:
+--config.decoding.beam_size=8, --config.evaluation.stride=64.
 """
 
 import json
@@ -21,6 +27,7 @@ WORKDIR = flags.DEFINE_string("workdir", None, "the folder of a run that train.p
 SPLIT = flags.DEFINE_string("split", None, "validation, test, or the stem of other files in data.directory")
 CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "latest, best, a step, or average:N")
 WEIGHTS = flags.DEFINE_string("weights", "raw", "raw, or ema for their moving average")
+TEXT = flags.DEFINE_string("text", None, "a file, or a folder of images, in the form of the run's own data")
 SOURCE = flags.DEFINE_string("source", None, "a file to translate")
 REFERENCE = flags.DEFINE_multi_string("reference", [], "a file of right translations; may be given several times")
 HYPOTHESIS = flags.DEFINE_string("hypothesis", None, "a file of given translations")
@@ -35,8 +42,8 @@ def main() -> int:
 
 def score_text() -> dict[str, Any]:
     """Scores of text that is there already."""
-    if SPLIT.value or SOURCE.value:
-        raise UserError("--split and --source need a model: give --workdir too")
+    if SPLIT.value or TEXT.value or SOURCE.value:
+        raise UserError("--split, --text and --source need a model: give --workdir too")
     if not HYPOTHESIS.value or not REFERENCE.value:
         raise UserError("give --workdir, or --hypothesis and --reference; see --help")
     from transformer.data.sources import read_lines
@@ -48,7 +55,12 @@ def score_text() -> dict[str, Any]:
 def score_run(workdir: Path) -> dict[str, Any]:
     """Scores of a run's model on a split or on files."""
     data: str | dict[str, Path]
-    if SOURCE.value:
+    if TEXT.value:
+        if SPLIT.value or SOURCE.value or HYPOTHESIS.value or REFERENCE.value:
+            raise UserError("--text is scored alone: without --split, --source, --hypothesis and --reference")
+        data = {"text": Path(TEXT.value)}
+        name = Path(TEXT.value).name
+    elif SOURCE.value:
         if SPLIT.value or bool(HYPOTHESIS.value) == bool(REFERENCE.value) or len(REFERENCE.value) > 1:
             raise UserError("with --source give either one --reference or --hypothesis, and no --split")
         other = {"hypothesis": HYPOTHESIS.value} if HYPOTHESIS.value else {"reference": REFERENCE.value[0]}

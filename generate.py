@@ -1,11 +1,20 @@
-"""Translate, one input a line, one output a line, in order: from a file or standard input to a file or standard output.
+"""Use a run, one input a line, one output a line, in order: from a file or standard input to a file or standard output.
 
 python generate.py --workdir=DIR [--input=FILE] [--output=FILE] [--num_best=4 --scores]
 
-A line of nothing but white space gives an empty line. With --num_best=N each input gives exactly N lines; with --scores
-each output follows its score and a tab. A newline inside an output is written \\n; with --format=jsonl inputs are JSON
-strings and outputs JSON objects, which hold any text. Settings of decoding can be changed:
---config.decoding.method=sample --config.decoding.top_p=0.9.
+What comes out is what the run was trained for: a translation of the line, what comes after it (without the line),
+what belongs in its gaps, its class, its words with their labels, or its vector. For images a line is the path of one.
+
+A line of nothing but white space gives an empty line. With --num_best=N each input gives exactly N lines, the likeliest
+first, or so many samples; with --scores each output follows its score and a tab. A newline inside an output is written
+\\n; with --format=jsonl inputs are JSON strings and outputs JSON objects, which hold any text.
+
+Settings of decoding can be changed, as --config.decoding.beam_size=8, or for continuations and other samples:
+
+--config.decoding.method=sample   with temperature, top_k, top_p, min_p; another seed gives other samples
+--config.decoding.repetition_penalty=1.2          pieces that have occurred become less likely
+--config.decoding.stop="('.',)"                   the output ends before the first of these strings
+--config.decoding.max_extra_tokens=100            and after so many tokens (of a translation: more than the line has)
 """
 
 import contextlib

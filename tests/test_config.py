@@ -50,7 +50,7 @@ def test_there_and_back():
     ("key", "value", "message"),
     [
         ("model.num_heads", 6, r"model\.num_heads=6 does not divide model\.d_model=512; use one of 1, 2, 4, 8, 16"),
-        ("model.shared_embeddings", "al", r"is not one of all, target, none; did you mean all\?"),
+        ("model.shared_embeddings", "al", r"is not one of all, target, inputs, none; did you mean all\?"),
         ("model.num_kv_heads", 3, r"does not divide model\.num_heads=8; use one of 1, 2, 4, 8"),
         ("model.attention_pattern", ("local", "globe"), r"=globe is not one of local, global; did you mean global\?"),
         ("model.attention_pattern", (), r"is empty; use local, or for example local,local,local,global"),

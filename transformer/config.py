@@ -8,6 +8,7 @@ of the code reads. All errors that can be found without data or devices appear t
 import dataclasses
 import json
 import math
+import pathlib
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
@@ -252,6 +253,25 @@ def default_config() -> config_dict.ConfigDict:
     return to_config_dict(Config())
 
 
+def start_from(config: config_dict.ConfigDict, workdir: str) -> None:
+    """Make a config start from the parameters of a workdir: with the keys of its model, and its tokenizer.
+
+    For config files that take a workdir as their argument: ``--config=configs/NAME.py:WORKDIR``.
+
+    Raises:
+      UserError: if the workdir holds no config that can be read.
+    """
+    path = pathlib.Path(workdir).expanduser() / "config.json"
+    try:
+        model = from_json(path.read_text()).model
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}); give the workdir of a run, or of imported weights, after the colon"
+        ) from None
+    config.model = to_config_dict(model)
+    config.training.initialize_from = workdir
+
+
 def to_config_dict(config: Any) -> config_dict.ConfigDict:
     """The dataclasses as a ``ConfigDict`` that refuses unknown keys and wrong types."""
     result = config_dict.ConfigDict()
@@ -331,7 +351,7 @@ def check(config: Config) -> None:
     _one_of("data.batching", data.batching, ("bucket", "pack", "stream"))
     for key in ("num_phrases", "vocab_size", "tokens_per_batch", "num_buckets", "examples_per_batch"):
         _at_least(f"data.{key}", getattr(data, key), 1)
-    _one_of("model.variant", model.variant, VARIANTS)
+    one_of("model.variant", model.variant, VARIANTS)
     sides, stacks = VARIANTS[model.variant]
     for key in (f"max_{side}_length" for side in sides):
         _at_least(f"data.{key}", getattr(data, key), 2)

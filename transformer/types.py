@@ -157,6 +157,9 @@ class Candidate(NamedTuple):
 class Task(Protocol):
     """What the training loop and the scripts know of a task: they know no translation.
 
+    It is made by ``(config, assets)``. ``assets`` is a folder that holds what ``save_assets`` wrote, or of that only
+    the tokenizer's files, ``tokenizer*``. What is not there is made from the training data; with None, all of it.
+
     A task owns its data, its tokenizer, its model, its loss, its scores and its inference.
     """
 

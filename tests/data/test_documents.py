@@ -1,15 +1,17 @@
 """Documents to rows: whole, each token once, and no target predicted from another document."""
 
 import collections
+import dataclasses
 import gzip
 import itertools
 import pydoc_data.topics
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from tests.shared_data import shared_data
 from transformer.config import DataConfig
 from transformer.data.batching import document_plan, make_windows
 from transformer.data.documents import (
@@ -51,11 +53,15 @@ def test_documents_end_where_the_config_says(tmp_path):
     assert list(read_documents(path, "file")) == ["one\n  two\x85\n\n \t\nthree\n"]
     assert list(read_documents(path, "line")) == ["one", "  two\x85", "three"]
     assert list(read_documents(path, "blank_line")) == ["one\n  two\x85", "three"]
+    path.write_text("\n before\n### 1\n### 2-x \n\n one\n\n###two\n \n### 3\n \nthree ### 4\n")
+    assert list(read_documents(path, "heading")) == [" before", " one\n\n###two", "three ### 4"]
+    path.write_text("### a\nb")
+    assert list(read_documents(path, "heading")) == ["b"]
 
 
-def files(folder, **changes) -> DocumentSource:
-    config = DataConfig(source="files", directory=str(folder), train=("a", "b"), documents="line", **changes)
-    return make_documents(config, 0)
+def files(folder, seed=0, **changes) -> DocumentSource:
+    config = DataConfig(source="files", directory=str(folder), documents="line")
+    return make_documents(dataclasses.replace(config, **{"train": ("a", "b"), **changes}), seed)
 
 
 def test_splits_are_stems_plain_or_gzipped(tmp_path):
@@ -85,11 +91,136 @@ def test_splits_are_stems_plain_or_gzipped(tmp_path):
         (b"\xef\xbb\xbf \n\t\n", r"a\.txt holds no text"),
     ],
 )
-@pytest.mark.parametrize("documents", ["file", "line", "blank_line"])
+@pytest.mark.parametrize("documents", ["file", "line", "blank_line", "heading"])
 def test_bad_files_are_named(tmp_path, content, message, documents):
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(UserError, match=message):
         list(read_documents(tmp_path / "a.txt", documents))
+
+
+# Splits of one text
+
+
+def parts(source: DocumentSource) -> dict[str, list[str]]:
+    """The documents of each split; one that is empty is a mistake."""
+    found = {}
+    for split in ("train", "validation", "test"):
+        try:
+            found[split] = list(source.documents(split))
+            assert found[split] and source.size(split) == len(found[split])
+        except UserError as error:
+            assert f"for the {split} split; change the shares" in str(error)
+            found[split] = []
+    return found
+
+
+# Of different characters, so that no two are equal.
+DOCUMENTS = st.lists(st.integers(1, 30), min_size=2, max_size=40).map(
+    lambda ns: [chr(200 + i) * n for i, n in enumerate(ns)]
+)
+SHARES = st.sampled_from([0.0, 0.05, 0.1, 0.3, 0.45])
+
+
+@given(documents=DOCUMENTS, validation=SHARES, test=SHARES)
+def test_the_end_of_the_text_is_held_out_in_whole_documents(tmp_path_factory, documents, validation, test):
+    assume(validation + test > 0)
+    folder = tmp_path_factory.mktemp("text")
+    cut = len(documents) // 2
+    for stem, lines in (("a", documents[:cut]), ("b", documents[cut:])):
+        (folder / f"{stem}.txt").write_text("\n".join(lines), encoding="utf-8")
+    found = parts(files(folder, split="end", validation_share=validation, test_share=test))
+    assert [*found["train"], *found["validation"], *found["test"]] == documents
+    total, size = (sum(map(len, texts)) for texts in (documents, found["test"]))
+    place = len(documents) - len(found["test"])  # the boundary is as near to the share as whole documents allow
+    if place < len(documents):
+        assert size - len(documents[place]) / 2 <= test * total + 1e-6
+    if place > 0:
+        assert size + len(documents[place - 1]) / 2 >= test * total - 1e-6
+    size, place = size + sum(map(len, found["validation"])), len(found["train"])
+    if 0 < place < len(documents):
+        assert size + len(documents[place - 1]) / 2 >= (validation + test) * total - 1e-6
+        assert size - len(documents[place]) / 2 <= (validation + test) * total + 1e-6
+
+
+@given(documents=DOCUMENTS, seed=st.integers(0, 2**40), data=st.data())
+def test_random_splits_follow_from_seed_and_text(tmp_path_factory, documents, seed, data):
+    folder = tmp_path_factory.mktemp("text")
+    documents = documents + documents[: len(documents) // 3]
+    stems = {}
+    for order in (documents, data.draw(st.permutations(documents))):
+        (folder / "a.txt").write_text("\n".join(order[:1]), encoding="utf-8")
+        (folder / "b.txt").write_text("\n".join(order[1:]), encoding="utf-8")
+        source = files(folder, seed, split="random", validation_share=0.2, test_share=0.3, train_weights=(5, 2))
+        found = parts(source)
+        assert sorted(itertools.chain(*found.values())) == sorted(documents)
+        for one, other in itertools.combinations(found.values(), 2):
+            assert not set(one) & set(other)  # the same text is not learnt and asked for
+        places = iter(order)
+        assert all(any(text == place for place in places) for text in found["train"])  # in order
+        if found["train"]:
+            wanted = [5 if number == 0 else 2 for number, text in enumerate(order) if text in found["train"]]
+            assert source.repeats("train").tolist() == wanted
+        if stems:
+            assert {split: set(texts) for split, texts in found.items()} == stems
+        stems = {split: set(texts) for split, texts in found.items()}
+
+
+def test_a_share_of_many_documents_is_drawn(tmp_path):
+    documents = [f"{number:03}" for number in range(500)]
+    (tmp_path / "a.txt").write_text("\n".join(documents))
+    drawn = [parts(files(tmp_path, seed, train=("a",), split="random")) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    for found in drawn:
+        assert [len(texts) for texts in found.values()] == [425, 25, 50]
+        assert max(found["test"]) > "300" and min(found["test"]) < "200"
+    assert 1 < len(set(drawn[0]["test"]) & set(drawn[2]["test"])) < 15
+
+
+def test_a_single_document_is_cut_by_characters(tmp_path):
+    text = "".join(map(chr, range(200, 400)))
+    (tmp_path / "a.txt").write_text(text + "\n", encoding="utf-8")
+    (tmp_path / "other.txt").write_text("other", encoding="utf-8")
+    options = dict(train=("a",), documents="file", split="end")
+    source = files(tmp_path, **options)
+    assert parts(source) == {"train": [text[:170]], "validation": [text[170:180]], "test": [text[180:]]}
+    assert list(source.documents("other")) == ["other"] and source.size("other") == 1
+    fingerprints = {source.fingerprint_of(split) for split in ("train", "validation", "test", "a", "other")}
+    assert len(fingerprints) == 5
+    assert parts(files(tmp_path, test_share=0.5, validation_share=0.0, **options))["validation"] == []
+    assert files(tmp_path, test_share=0.2, **options).fingerprint_of("train") not in fingerprints
+    with pytest.raises(UserError, match=r"data\.split=random .*leaves nothing of 1 examples for the test split"):
+        list(files(tmp_path, train=("a",), split="random").documents("test"))
+
+
+def test_the_last_tenth_of_tiny_shakespeare():
+    folder = shared_data("tiny-shakespeare")
+    source = files(folder, train=("input",), documents="file", split="end")
+    [test] = source.documents("test")
+    [text] = source.documents("input")
+    assert len(test) == 111_540 and text.endswith(test) and text == "".join(itertools.chain(*parts(source).values()))
+
+
+def test_speeches_are_held_out_whole():
+    folder = shared_data("us-speeches")
+    source = files(folder, train=("inaugural", "state_union"), documents="heading", split="random")
+    found = parts(source)
+    assert sum(map(len, found.values())) == 124 and all(len(texts) > 3 for texts in found.values())
+    assert not any(text.startswith(("#", "\n")) or "\n### " in text for texts in found.values() for text in texts)
+
+
+def test_pairs_are_split_too(tmp_path):
+    for language in ("en", "de"):
+        (tmp_path / f"a.{language}").write_text("".join(f"{language} {number}\n" for number in range(100, 200)))
+    config = DataConfig(source="files", directory=str(tmp_path), train=("a",), split="end")
+    source = make_source(config, 0)
+    assert list(source.pairs("test")) == [(f"en {number}", f"de {number}") for number in range(190, 200)]
+    assert [source.size(split) for split in ("train", "validation", "test")] == [85, 5, 10]
+
+
+def test_sources_with_splits_of_their_own_are_not_split():
+    for source, make in (("topics", make_documents), ("phrases", make_source)):
+        with pytest.raises(UserError, match=f"data.split=end is for data.source=files; {source} has splits of its own"):
+            make(DataConfig(source=source, split="end"), 0)
 
 
 def test_sources_of_the_other_task_are_refused():
@@ -211,11 +342,11 @@ def corpus(lengths) -> Tokens:
     return Tokens(tokens.astype(np.uint16), np.append(0, ends))
 
 
-def transitions(documents: Tokens, repeats=None) -> collections.Counter:
-    """How often an epoch should have each target after the token before it; EOS before a document's first."""
+def transitions(documents: Tokens, repeats=None, start=(EOS_ID,)) -> collections.Counter:
+    """How often an epoch should have each target after the token before it; ``start`` before a document's first."""
     found = collections.Counter()
     for number in range(len(documents.lengths)):
-        ids = [EOS_ID, *documents[number].tolist()]
+        ids = [*start, *documents[number].tolist()]
         for pair in itertools.pairwise(ids):
             found[pair] += 1 if repeats is None else int(repeats[number])
     return found
@@ -236,15 +367,20 @@ def counted(batches) -> collections.Counter:
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
 
-def pipeline(documents, batching, row_length, rows, seed, repeats=None):
+def pipeline(documents, batching, row_length, rows, seed, repeats=None, start_id=None):
     if batching == "stream":
         return StreamPipeline(
-            documents, tokens_per_batch=rows * row_length, row_length=row_length, seed=seed, repeats=repeats
+            documents,
+            tokens_per_batch=rows * row_length,
+            row_length=row_length,
+            seed=seed,
+            repeats=repeats,
+            start_id=start_id,
         )
     config = DataConfig(batching=batching, tokens_per_batch=rows * row_length, max_target_length=row_length)
     pieces, counts = documents.pieces(row_length)
     repeats = None if repeats is None else np.repeat(repeats, counts)
-    return DocumentPipeline(pieces, document_plan(config, pieces.lengths, seed, repeats), PAD_ID)
+    return DocumentPipeline(pieces, document_plan(config, pieces.lengths, seed, repeats), PAD_ID, start_id)
 
 
 @pytest.mark.parametrize("batching", ["stream", "pack", "bucket"])
@@ -253,10 +389,11 @@ def test_every_epoch_has_every_token_once_after_the_one_before(batching, lengths
     documents = corpus(lengths)
     repeats = data.draw(st.none() | st.lists(st.integers(1, 3), min_size=len(lengths), max_size=len(lengths)))
     repeats = None if repeats is None else np.array(repeats, np.int32)
-    made = pipeline(documents, batching, row_length, rows, 7, repeats)
+    start_id = data.draw(st.sampled_from([None, BOS_ID]))
+    made = pipeline(documents, batching, row_length, rows, 7, repeats, start_id)
     for epoch in range(2):
         batches = [made.batch(epoch * made.num_batches + n) for n in range(made.num_batches)]
-        assert counted(batches) == transitions(documents, repeats)
+        assert counted(batches) == transitions(documents, repeats, (start_id or EOS_ID,))
         assert {batch.target_tokens.shape for batch in batches} <= set(made.shapes)
 
 
@@ -314,19 +451,26 @@ def test_the_cuts_of_the_stream_move():
 @given(lengths=LENGTHS, most=st.integers(1, 17), data=st.data())
 def test_windows_score_every_token_once_with_context(lengths, most, data):
     stride = data.draw(st.integers(1, most))
+    start = data.draw(st.sampled_from([(), (EOS_ID,), (BOS_ID,)]))  # what a document begins after
+    first = 1 - len(start)
     documents = corpus(lengths)
-    windows = make_windows(documents.lengths, most, stride)
+    windows = make_windows(documents.lengths, most, stride, first)
     scored = collections.Counter()
-    for document, start, length, overlap in zip(*windows, strict=True):
-        assert 0 < length <= most and start + length <= documents.lengths[document]
-        for token in range(start + overlap, start + length):
+    for document, begin, length, overlap in zip(*windows, strict=True):
+        assert 0 < length <= most and first <= begin and begin + length <= documents.lengths[document]
+        for token in range(begin + overlap, begin + length):
             scored[document, token] += 1
-            assert token - start >= min(token, most - stride)
-    assert scored == {(d, t): 1 for d, n in enumerate(documents.lengths) for t in range(n)}
-    batches = [build() for _, build in window_batches(windows, documents, 64, PAD_ID)]
-    assert counted(batches) == transitions(documents)
+            assert token - begin >= min(token - first, most - stride)
+    assert scored == {(d, t): 1 for d, n in enumerate(documents.lengths) for t in range(first, n)}
+    batches = [build() for _, build in window_batches(windows, documents, 64, PAD_ID, *start)]
+    assert counted(batches) == transitions(documents, start=start)
     numbers = np.concatenate([numbers for numbers, _ in window_batches(windows, documents, 64, PAD_ID)])
     assert sorted(numbers.tolist()) == list(range(len(windows.starts)))
+
+
+def test_a_document_of_one_token_scores_nothing_where_nothing_stands_before_it():
+    windows = make_windows(np.array([1, 3, 0], np.int32), 2, 1, first=1)
+    assert windows.lengths.tolist() == [0, 2, 0] and windows.starts.tolist() == [1, 1, 1]
 
 
 def test_a_store_gives_documents_back(tmp_path, monkeypatch):

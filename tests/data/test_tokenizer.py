@@ -16,15 +16,21 @@ from num2words import num2words
 from tests.shared_data import shared_data
 from transformer.config import DataConfig
 from transformer.data import tokenizer as tokenizer_module
+from transformer.data.documents import make_documents
 from transformer.data.sources import make_source, read_lines
 from transformer.data.tokenizer import (
     BOS_ID,
     EOS_ID,
     PAD_ID,
     UNK_ID,
+    ByteTokenizer,
+    CharacterTokenizer,
+    ExtraIdsTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
+    load_tokenizer,
     load_tokenizers,
+    make_tokenizer,
     make_tokenizers,
     save_tokenizers,
     train_sentencepiece,
@@ -111,6 +117,7 @@ def test_the_interface(tokenizer):
     assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (PAD_ID, BOS_ID, EOS_ID, UNK_ID)
     assert tokenizer.vocab_size == 311 == len(tokenizer.pieces)
     assert tokenizer.pieces[:4] == ["<pad>", "<s>", "</s>", "<unk>"]
+    assert (tokenizer.mask_id, tokenizer.sentinel_ids, tokenizer.start_id) == (None, (), EOS_ID)
 
 
 def test_decoding_leaves_special_ids_out_and_cuts_nothing(tokenizer):
@@ -298,3 +305,83 @@ def test_no_piece_holds_a_phrase(tmp_path, vocab_size):
         for pair in source.pairs(split):
             assert pieces.isdisjoint(pair)
     assert min(len(ids) for side in zip(*source.pairs("test"), strict=True) for ids in learnt.encode_batch(side)) >= 2
+
+
+@pytest.fixture(scope="module", params=["sentencepiece", "character", "byte"])
+def base(request):
+    if request.param == "sentencepiece":
+        return train_sentencepiece(TEXT, "bpe", 311)
+    return CharacterTokenizer("".join(TEXT)) if request.param == "character" else ByteTokenizer()
+
+
+@pytest.mark.parametrize("number", [1, 7])
+def test_extra_ids_stand_at_the_end(base, number):
+    extended = ExtraIdsTokenizer(base, number)
+    assert isinstance(extended, Tokenizer)
+    assert extended.vocab_size == base.vocab_size + number
+    assert extended.mask_id == base.vocab_size
+    assert extended.sentinel_ids == tuple(range(extended.vocab_size - 1, base.vocab_size - 1, -1))
+    for name in ("pad_id", "bos_id", "eos_id", "unk_id", "start_id"):
+        assert getattr(extended, name) == getattr(base, name)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from(["<extra_id_0>", "<extra_id_6>", "<mask>", "[MASK]", "a", " ", "<", "\U0010ffff"]))
+)
+def test_no_text_has_extra_ids(tokenizer, parts):
+    text, extended = "".join(parts), ExtraIdsTokenizer(tokenizer, 7)
+    assert extended.encode(text) == tokenizer.encode(text)
+    assert extended.encode_batch([text, ""]) == tokenizer.encode_batch([text, ""])
+    assert extended.decode(extended.encode(text)) == text
+
+
+def test_extra_ids_are_seen_in_the_text(base):
+    extended = ExtraIdsTokenizer(base, 7)
+    first, second = extended.sentinel_ids[:2]
+    cats = base.encode("forty cats")
+    lion = base.encode("no lion" if isinstance(base, SentencePieceTokenizer) else " no lion")
+    assert (
+        extended.decode([*cats, first, *lion, second, EOS_ID, PAD_ID]) == "forty cats<extra_id_0> no lion<extra_id_1>"
+    )
+    assert extended.decode([BOS_ID, first, *lion]) == "<extra_id_0> no lion"
+    assert extended.decode([second, first]) == "<extra_id_1><extra_id_0>"
+    assert extended.decode([extended.mask_id]) == "<extra_id_6>"
+    assert extended.decode(cats) == "forty cats" and extended.decode([]) == ""
+
+
+def test_extra_ids_are_saved_with_the_tokenizer(base, tmp_path):
+    fingerprints = {base.fingerprint}
+    for number in (1, 2):
+        extended = ExtraIdsTokenizer(base, number)
+        extended.save(tmp_path, "tokenizer.model")
+        loaded = load_tokenizer(tmp_path / "tokenizer.model")
+        assert loaded.sentinel_ids == extended.sentinel_ids and loaded.vocab_size == extended.vocab_size
+        assert loaded.encode_batch(TEXT[:3]) == base.encode_batch(TEXT[:3])
+        assert loaded.fingerprint == extended.fingerprint
+        fingerprints.add(extended.fingerprint)
+    assert len(fingerprints) == 3
+
+
+def test_more_extra_ids_follow_those_that_are_there(base):
+    twice = ExtraIdsTokenizer(ExtraIdsTokenizer(base, 2), 3)
+    size = base.vocab_size
+    assert twice.sentinel_ids == (size + 1, size, size + 4, size + 3, size + 2)
+    assert twice.mask_id == size
+    assert twice.decode(twice.sentinel_ids) == "".join(f"<extra_id_{k}>" for k in range(5))
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_the_config_adds_extra_ids(config, tmp_path, joint):
+    config = dataclasses.replace(config, joint_vocabulary=joint, extra_ids=5)
+    pair = make_tokenizers(config, make_source(config, 0))
+    assert [len(one.sentinel_ids) for one in pair] == [5, 5] and pair[0].vocab_size == 401 + 5
+    assert (pair[0] is pair[1]) == joint
+    save_tokenizers(tmp_path / "run", pair)
+    assert [one.fingerprint for one in load_tokenizers(tmp_path / "run")] == [one.fingerprint for one in pair]
+
+    ByteTokenizer().save(tmp_path, "given")
+    given = DataConfig(source="topics", tokenizer=str(tmp_path / "given"), extra_ids=5)
+    made = DataConfig(source="topics", tokenizer_model="byte", extra_ids=5)
+    one, other = (make_tokenizer(each, make_documents(each, 0)) for each in (given, made))
+    assert one.fingerprint == other.fingerprint and one.vocab_size == 260 + 5

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.decoding.table_model import (
@@ -19,7 +19,7 @@ from tests.decoding.table_model import (
     step,
     teacher_forced,
 )
-from transformer.decoding.sampling import _nucleus, greedy, sample
+from transformer.decoding.sampling import _likely, _nucleus, greedy, sample
 from transformer.types import UserError
 
 BATCH = 5
@@ -58,7 +58,7 @@ def draw(table, seed, lines, limits, num_samples=3, max_steps=11, **options):
     return drawn
 
 
-def allowed(log_probs, temperature, top_k, top_p):
+def allowed(log_probs, temperature, top_k, top_p, min_p=0.0):
     """What sampling draws from, by definition and one token at a time: {token: probability}."""
     order = sorted(range(len(log_probs)), key=lambda token: -log_probs[token])[: top_k or None]
     weights = {token: np.exp(np.float64(log_probs[token]) / temperature) for token in order}
@@ -69,10 +69,13 @@ def allowed(log_probs, temperature, top_k, top_p):
         share += weights[token] / total
         if share >= top_p:
             break
+    kept = {token: weight for token, weight in kept.items() if weight >= min_p * max(kept.values())}
     return {token: weight / sum(kept.values()) for token, weight in kept.items() if weight > 0}
 
 
-@pytest.mark.parametrize("options", [dict(), dict(top_p=0.6), dict(temperature=1.5, top_k=5, top_p=0.7)])
+@pytest.mark.parametrize(
+    "options", [dict(), dict(top_p=0.6), dict(temperature=1.5, top_k=5, top_p=0.7), dict(temperature=2.0, min_p=0.3)]
+)
 @given(
     seed=SEEDS,
     kind=st.sampled_from(["smooth", "forbidden"]),
@@ -93,7 +96,12 @@ def test_outputs_are_allowed_and_have_the_scores_of_the_model(options, seed, kin
 
 @pytest.mark.parametrize(
     "options",
-    [dict(), dict(temperature=0.5), dict(temperature=2.0, top_k=3), dict(temperature=1.5, top_k=5, top_p=0.7)],
+    [
+        dict(),
+        dict(temperature=0.5),
+        dict(temperature=2.0, top_k=3),
+        dict(temperature=1.5, top_k=5, top_p=0.7, min_p=0.2),
+    ],
 )
 def test_frequencies(options):
     """Of the first two tokens together, by the chi-square statistic of 20,000 draws."""
@@ -165,7 +173,7 @@ def test_one_token_left_is_greedy():
         max_steps=11,
         limits_B=jnp.full(BATCH, 11),
     )
-    for options in (dict(top_k=1), dict(top_p=1e-6)):
+    for options in (dict(top_k=1), dict(top_p=1e-6), dict(min_p=1.0)):
         for drawn, expected in zip(draw(table, 0, range(BATCH), [11] * BATCH, **options), best, strict=True):
             np.testing.assert_array_equal(drawn, np.repeat(expected, 3, axis=1))
 
@@ -181,6 +189,21 @@ def test_of_equal_tokens_the_first_make_the_smallest_set(top_p, weights):
 
 
 nucleus = jit(_nucleus, static_argnums=1)
+likely = jit(_likely, static_argnums=(1, 2))
+
+
+@pytest.mark.parametrize(("top_p", "min_p"), [(1.0, 0.21), (0.8, 0.3), (1.0, 1.0)])
+@given(weights=st.lists(st.integers(0, 40), min_size=13, max_size=13).filter(any))
+def test_a_share_of_the_largest_probability_is_needed(top_p, min_p, weights):
+    """Of what the nucleus leaves, as ``transformers`` has it: the nucleus is taken of all tokens."""
+    with np.errstate(divide="ignore"):
+        log_probs = np.log(np.array(weights, np.float32) / np.float32(sum(weights)))
+    shares = np.cumsum(sorted(weights, reverse=True)) / sum(weights)
+    assume(top_p == 1 or np.abs(shares - top_p).min() > 1e-5)
+    kept = np.asarray(likely(log_probs[None, None], top_p, min_p))[0, 0]
+    expected = allowed(log_probs, 1.0, 0, top_p, min_p)
+    assert np.flatnonzero(kept > -np.inf).tolist() == sorted(expected)
+    np.testing.assert_array_equal(kept[sorted(expected)], log_probs[sorted(expected)])
 
 
 def test_keeping_all_tokens_is_plain_sampling():
@@ -190,7 +213,10 @@ def test_keeping_all_tokens_is_plain_sampling():
         np.testing.assert_array_equal(drawn, expected)
 
 
-@pytest.mark.parametrize("options", [dict(temperature=0.0), dict(top_k=-1), dict(top_p=0.0), dict(top_p=1.5)])
+@pytest.mark.parametrize(
+    "options",
+    [dict(temperature=0.0), dict(top_k=-1), dict(top_p=0.0), dict(top_p=1.5), dict(min_p=-0.1), dict(min_p=1.1)],
+)
 def test_user_errors(options):
     (name,) = options
     with pytest.raises(UserError, match=f"{name}="):

@@ -12,8 +12,9 @@ import pytest
 
 from transformer.config import MeshConfig, ModelConfig
 from transformer.models.feed_forward import FeedForward
-from transformer.models.mixture_of_experts import MixtureOfExperts, capacity_slots, count_active_parameters
+from transformer.models.mixture_of_experts import MixtureOfExperts, capacity_slots
 from transformer.training.partitioning import LOGICAL_AXES, make_mesh, unbox
+from transformer.training.state import count_active_parameters
 
 B, T, D, F, E, SHARED = 4, 11, 7, 13, 5, 17  # 4 rows: as many as devices
 CONFIG = ModelConfig(

@@ -111,8 +111,38 @@ def test_log_probabilities_of_given_lines_and_what_a_damaged_run_says(workdir, t
     damaged = run("eval.py", f"--workdir={folder}", *files)
     assert last_json(damaged)["steps"] == [8]
     assert b"another checksum" in damaged.stderr
+    roles = f"--text={tmp_path}/s"
+    assert "task=translation scores --split, --source with" in mistake("eval.py", f"--workdir={workdir}", roles)
+    assert "--text is scored alone" in mistake("eval.py", f"--workdir={workdir}", roles, "--split=test")
     shutil.copy(ROOT / "LICENSE", folder / "tokenizer.model")
     assert "tokenizer.model" in mistake("eval.py", f"--workdir={folder}", *files)
+
+
+@pytest.mark.slow
+def test_a_language_model_from_text_to_continuations(tmp_path):
+    lines = [f"number {number}, and number {number * number}" for number in range(3, 500)]
+    (tmp_path / "input.txt").write_text("\n".join(lines))
+    (tmp_path / "other.txt").write_text("number 5, and number 25\nnumber 6")
+    run(
+        "train.py", "--config=configs/shakespeare.py", f"--workdir={tmp_path}/run",
+        f"--config.data.directory={tmp_path}", f"--config.data.cache_directory={tmp_path}/cache",
+        "--config.data.documents=line", "--config.data.split=random", "--config.data.tokens_per_batch=512",
+        "--config.data.max_target_length=64", "--config.model.d_model=32",
+        "--config.model.num_decoder_layers=1", "--config.training.num_steps=40", "--config.training.decay_steps=10",
+        "--config.training.warmup_steps=3", "--config.training.evaluate_every=40",
+    )  # fmt: skip
+    scores = last_json(run("eval.py", f"--workdir={tmp_path}/run", "--split=test"))
+    assert scores["num_examples"] == 50 and 0 < scores["bits_per_byte"] < 8
+    scores = last_json(run("eval.py", f"--workdir={tmp_path}/run", f"--text={tmp_path}/other.txt"))
+    assert scores["num_examples"] == 2 and scores["num_tokens"] == 33 and scores["num_bytes"] == 31
+    result = run(
+        "generate.py", f"--workdir={tmp_path}/run", "--num_best=3", "--config.decoding.max_extra_tokens=20",
+        "--config.decoding.repetition_penalty=1.3", "--config.decoding.min_p=0.1", "--config.decoding.stop=('e','7')",
+        stdin=b"number 5\n\nnumb\n",
+    )  # fmt: skip
+    outputs = result.stdout.decode().split("\n")
+    assert len(outputs) == 10 and outputs[3:6] == ["", "", ""] and any(outputs)
+    assert not any("e" in line or "7" in line for line in outputs)
 
 
 def test_a_signal_saves_and_exits_with_the_code_for_restarting(tmp_path):

@@ -2,8 +2,11 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
+import pathlib
+import runpy
 
 import jax
 import numpy as np
@@ -141,34 +144,65 @@ def test_the_stream_has_neither_segments_nor_padding(config, params):
     assert stream.work(batch)["target_tokens"] == count and stream.work(batch)["flops"] > 0
 
 
-@pytest.mark.parametrize("stride", [5, 24, 48])
-def test_every_token_is_scored_once_in_its_window(config, params, stride):
+def beginning_after(config, start_id):
+    """A task whose documents begin after this piece, or after nothing."""
+    task = make_task(config)
+    task.tokenizer.start_id = start_id
+    return task
+
+
+@pytest.mark.parametrize(
+    ("stride", "window", "start_id"), [(5, None, 2), (24, None, 1), (48, None, 2), (None, 31, 2), (7, 53, None)]
+)
+def test_every_token_is_scored_once_in_its_window(config, params, stride, window, start_id):
     """Against windows that are cut and scored one by one."""
-    task = make_task(changed(config, evaluation={"stride": stride}))
+    task = beginning_after(changed(config, evaluation={"stride": stride, "window": window}), start_id)
     scores = task.evaluate(params, "test")
-    total = 0.0
+    window, stride = window or LENGTH, stride or 15
+    start = [] if start_id is None else [start_id]
+    total, count = 0.0, 0
     for text in TEST.split("\n\n"):
-        ids = [*task.tokenizer.encode(text), task.tokenizer.eos_id]
-        for token, target in enumerate(ids):
-            window = 0 if token < LENGTH else -(-(token + 1 - LENGTH) // stride) * stride
-            before = [task.tokenizer.eos_id, *ids][window : token + 1]
-            total -= float(next_token_log_probs(task.model, params, before)[target])
-    assert scores["num_tokens"] == sum(len(text) + 1 for text in TEST.split("\n\n"))
-    assert scores["nll_per_token"] == pytest.approx(total / scores["num_tokens"], rel=1e-5)
-    assert scores["stride"] == stride
+        ids = [*start, *task.tokenizer.encode(text), task.tokenizer.eos_id]
+        for token in range(1, len(ids)):
+            first = 0 if token <= window else -(-(token - window) // stride) * stride
+            total -= float(next_token_log_probs(task.model, params, ids[first:token])[ids[token]])
+            count += 1
+    assert scores["num_tokens"] == count == sum(len(text) + len(start) for text in TEST.split("\n\n"))
+    assert scores["nll_per_token"] == pytest.approx(total / count, rel=1e-5)
+    assert scores["bits_per_byte"] == pytest.approx(
+        total / math.log(2) / len(TEST.replace("\n\n", "").encode()), rel=1e-5
+    )
+    assert (scores["window"], scores["stride"]) == (window, stride)
+
+
+def test_a_document_of_one_token_scores_nothing_where_nothing_stands_before_it(config, params, monkeypatch):
+    task = beginning_after(config, None)
+    assert task.evaluate(params, "test")["num_tokens"] == len(TEST.replace("\n\n", ""))
+    monkeypatch.setattr(task.tokenizer, "encode_batch", lambda lines: [[] for _ in lines])
+    monkeypatch.setattr(task.tokenizer, "fingerprint", "of one that drops everything")
+    with pytest.raises(UserError, match="nothing of validation can be scored: each document is one token"):
+        task.evaluate(params, "validation")
 
 
 @functools.partial(jax.jit, static_argnames="model")
 def forward(model, params, tokens):
     logits, _ = model.apply({"params": params}, tokens, AttentionMask(causal=True), deterministic=True)
-    return jax.nn.log_softmax(logits)
+    return logits
 
 
-def next_token_log_probs(model, params, ids):
-    """Log-probabilities [V] of the token after these, without a cache, in one padded shape."""
+def next_token_logits(model, params, ids):
+    """Logits [V] of the token after these, without a cache, in one padded shape."""
     tokens = np.zeros((1, 64), np.int32)
     tokens[0, : len(ids)] = ids
     return np.array(forward(model, params, tokens)[0, len(ids) - 1])
+
+
+def next_token_log_probs(model, params, ids, penalty=1.0, start=1):
+    """Log-probabilities [V] of the token after these; the first ``start`` of them are no text."""
+    logits = next_token_logits(model, params, ids)
+    for token in set(ids[start:]):
+        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+    return logits - np.logaddexp.reduce(logits)
 
 
 def test_bits_per_byte_by_hand(task, params, tmp_path):
@@ -190,7 +224,8 @@ def test_bits_per_byte_by_hand(task, params, tmp_path):
 def test_a_text_is_scored_as_a_split_is(config, task, params, tmp_path):
     (tmp_path / "other.txt").write_text(TEST, encoding="utf-8")
     assert task.evaluate(params, {"text": tmp_path / "other.txt"}) == task.evaluate(params, "test")
-    with pytest.raises(UserError, match="scores a split or one text; it has no use for source, reference"):
+    message = "task=language_modeling scores --split or --text, not --source with --reference"
+    with pytest.raises(UserError, match=message):
         task.evaluate(params, {"source": tmp_path, "reference": tmp_path})
 
 
@@ -222,45 +257,58 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_prompts_of_different_lengths_are_continued_as_without_a_cache(config, variant):
-    task = make_task(changed(config, model=VARIANTS[variant]))
+@pytest.mark.parametrize(
+    ("variant", "start_id", "penalty"), [("rotary", 2, 1.0), ("rotary", None, 1.7), ("learned, ring", 1, 0.6)]
+)
+def test_prompts_of_different_lengths_are_continued_as_without_a_cache(config, variant, start_id, penalty):
+    """With a repetition penalty too, that of CTRL, section 4.1: a piece that has occurred has a worse logit."""
+    config = changed(config, model=VARIANTS[variant], decoding={"repetition_penalty": penalty})
+    task = beginning_after(config, start_id)
     params = fresh_params(task)
     model, tokenizer = task.model, task.tokenizer
+    start = [] if start_id is None else [start_id]
     found, _ = continued(task, params, PROMPTS)
     assert len(found) == len(PROMPTS) and found[2] == found[4] == [("", 0.0)] and found[0] == found[6]
     assert task.predict(params, PROMPTS) == [candidate.text for [candidate] in found]
     for prompt, [candidate] in zip(PROMPTS, found, strict=True):
         if not prompt.strip():
             continue
-        start = [tokenizer.eos_id, *tokenizer.encode(prompt)]
-        ids, score = list(start), 0.0
+        before = [*start, *tokenizer.encode(prompt)]
+        ids, score = list(before), 0.0
         for _ in range(task.config.decoding.max_extra_tokens):
-            log_probs = next_token_log_probs(model, params, ids)
+            log_probs = next_token_log_probs(model, params, ids, penalty, len(start))
             log_probs[[tokenizer.pad_id, tokenizer.bos_id]] = -np.inf
             ids.append(int(log_probs.argmax()))
             score += float(log_probs[ids[-1]])
             if ids[-1] == tokenizer.eos_id:
                 break
-        assert candidate.text == tokenizer.decode(ids[len(start) :])
+        assert candidate.text == tokenizer.decode(ids[len(before) :])
         assert candidate.score == pytest.approx(score, abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["sample", "beam"])
-def test_no_prompt_depends_on_its_batch_mates(task, params, method):
-    together, _ = continued(task, params, PROMPTS, num_best=3, method=method)
+@pytest.mark.parametrize("options", [{"method": "sample", "repetition_penalty": 1.4, "min_p": 0.1}, {"method": "beam"}])
+def test_no_prompt_depends_on_its_batch_mates(task, params, options):
+    together, _ = continued(task, params, PROMPTS, num_best=3, **options)
     for number, prompt in enumerate(PROMPTS[:4]):
-        alone, _ = continued(task, params, [""] * number + [prompt], num_best=3, method=method)
+        alone, _ = continued(task, params, [""] * number + [prompt], num_best=3, **options)
         assert [one.text for one in alone[-1]] == [one.text for one in together[number]]
         np.testing.assert_allclose([o.score for o in alone[-1]], [o.score for o in together[number]], atol=1e-4)
     assert len({candidate.text for candidate in together[0]}) > 1
 
 
-def test_hypotheses_of_a_prompt_have_the_scores_of_teacher_forcing(config):
-    """Sampled side by side over one row of keys and values, also where that row is a ring."""
+@pytest.mark.parametrize(
+    ("options", "penalty"),
+    [
+        ({"method": "sample", "top_k": 9, "temperature": 1.5}, 1.0),
+        ({"method": "beam", "beam_size": 4, "length_penalty": "none"}, 1.8),
+    ],
+)
+def test_hypotheses_of_a_prompt_have_the_scores_of_teacher_forcing(config, options, penalty):
+    """Side by side over one row of keys and values, also where that row is a ring; with what has occurred in each."""
     task = make_task(changed(config, model=VARIANTS["learned, ring"]))
     params = fresh_params(task)
-    found, _ = continued(task, params, ["the number 7", "t"], num_best=4, method="sample", top_k=9, temperature=1.5)
+    options = {**options, "repetition_penalty": penalty}
+    found, _ = continued(task, params, ["the number 7", "t"], num_best=4, **options)
     tokenizer = task.tokenizer
     for prompt, candidates in zip(["the number 7", "t"], found, strict=True):
         assert len({candidate.text for candidate in candidates}) > 1
@@ -271,7 +319,7 @@ def test_hypotheses_of_a_prompt_have_the_scores_of_teacher_forcing(config):
                 new.append(tokenizer.eos_id)
             score = 0.0
             for token in new:
-                score += float(next_token_log_probs(task.model, params, ids)[token])
+                score += float(next_token_log_probs(task.model, params, ids, penalty)[token])
                 ids.append(token)
             assert candidate.score == pytest.approx(score, abs=1e-3)
 
@@ -281,6 +329,32 @@ def test_samples_depend_on_the_seed(task, params):
     found = [continued(task, params, lines, num_best=3, method="sample", seed=seed)[0] for seed in (0, 0, 1)]
     assert found[0] == found[1] != found[2]
     assert len({candidates[0].text for candidates in found[0]}) > 1
+
+
+def test_the_text_ends_before_the_first_stop_string(task, params):
+    prompts, options = ["the number 7", "t"], {"num_best": 3, "method": "sample"}
+    whole, _ = continued(task, params, prompts, **options)
+    stop = (whole[0][0].text[4:6], whole[0][1].text[2], whole[1][2].text[3:5], "never", prompts[0][-4:])
+    assert "" not in stop
+    cut, _ = continued(task, params, prompts, stop=stop, **options)
+    num_cut = 0
+    for candidate, found in zip(itertools.chain(*whole), itertools.chain(*cut), strict=True):
+        assert candidate.text.startswith(found.text) and not any(string in found.text for string in stop)
+        rest = candidate.text[len(found.text) :]
+        assert rest.startswith(stop) or not rest
+        num_cut += bool(rest)
+        assert candidate.score == found.score
+    assert num_cut >= 3
+
+
+def test_rows_of_the_embedding_without_a_piece_are_never_produced(config):
+    task = make_task(changed(config, model={"vocab_size": 67, "output_bias": True}))
+    params = fresh_params(task)
+    num_pieces = task.tokenizer.vocab_size
+    assert params["embedding"]["embedding"].shape == (67, 14) and 20 < num_pieces < 60
+    params["output"]["bias"][num_pieces:] = 5
+    found, _ = continued(task, params, ["the number 7", "t"], num_best=3, method="beam")
+    assert all(len(candidate.text) > 0 and candidate.score > -100 for candidates in found for candidate in candidates)
 
 
 def test_long_prompts_lose_their_start(task, params, caplog):
@@ -314,6 +388,11 @@ def test_continuations_of_pieces_keep_their_spaces(config, tmp_path):
         ),
         ({"training": {"best_metric": "bleu"}}, "best_metric=bleu is no score .* use one of nll_per_token, perplex"),
         ({"data": {"source": "phrases"}}, "data.source=phrases is not one of files, topics"),
+        ({"model": {"vocab_size": 11}}, r"model\.vocab_size=11 is less than the \d+ pieces of the tokenizer"),
+        (
+            {"model": {"position_encoding": "learned", "max_positions": 50}, "evaluation": {"window": 51}},
+            r"evaluation\.window=51 is more than model\.max_positions=50",
+        ),
         ({"model": {"activation": "rellu"}}, r"did you mean relu\?"),
     ],
 )
@@ -339,12 +418,22 @@ def test_the_config_is_checked_as_the_model_needs_it():
     config.data.tokens_per_batch = 64  # less than data.max_source_length
     assert from_config_dict(config).evaluation.stride is None
     config.evaluation.stride = 65
-    with pytest.raises(UserError, match=r"evaluation\.stride=65 must lie in 1 to data\.max_target_length=64"):
+    with pytest.raises(UserError, match=r"evaluation\.stride=65 must lie in 1 to the window of 64 tokens"):
         from_config_dict(config)
     config.evaluation.stride = 64
     config.data.source = "files"
-    with pytest.raises(UserError, match=r"give the folder that holds train\.txt: --config\.data\.directory=DIR"):
+    with pytest.raises(
+        UserError, match=r"give the folder that holds the files of train: --config\.data\.directory=DIR"
+    ):
         from_config_dict(config)
+
+
+@pytest.mark.parametrize(("name", "number"), [("gpt2_small", 124_439_808), ("llama_small", 134_515_008)])
+def test_published_sizes(name, number):
+    path = pathlib.Path(__file__).parents[2] / "configs" / f"{name}.py"
+    task = make_task(from_config_dict(runpy.run_path(str(path))["get_config"]()))
+    shapes = jax.tree.leaves(unbox(jax.eval_shape(task.init, jax.random.key(0))))
+    assert sum(math.prod(leaf.shape) for leaf in shapes) == number
 
 
 @pytest.mark.slow

@@ -182,6 +182,30 @@ def test_too_many_hypotheses_are_refused(task, params):
         translate(task, params, ["a"], num_best=2, method="greedy")
 
 
+def test_files_in_roles_that_it_does_not_know_are_refused(task, params, tmp_path):
+    message = "task=translation scores --split, --source with --reference or --source with --hypothesis, not --text"
+    with pytest.raises(UserError, match=message):
+        task.evaluate(params, {"text": tmp_path / "text"})
+    with pytest.raises(UserError, match=r"not --source$"):
+        task.evaluate(params, {"source": tmp_path / "text"})
+
+
+@pytest.mark.parametrize("changes", [{"repetition_penalty": 1.2}, {"stop": (".",)}])
+def test_what_is_for_continuations_is_refused(task, params, changes):
+    with pytest.raises(UserError, match=r"decoding\.repetition_penalty=.* are for continuations of text"):
+        translate(task, params, ["a"], **changes)
+
+
+def test_rows_of_the_embedding_without_a_piece_are_never_produced(config):
+    model = dataclasses.replace(config.model, vocab_size=433, output_bias=True)
+    task = make_task(dataclasses.replace(config, model=model))
+    params = jax.tree.map(np.array, unbox(jax.jit(task.init)(jax.random.key(1))))
+    assert params["shared_embedding"]["embedding"].shape == (433, 16) and task.tokenizer.vocab_size == 400
+    params["output"]["bias"][400:] = 9
+    outputs, _ = translate(task, params, ["the number seven"], num_best=3)
+    assert all(candidate.text and candidate.score > -100 for candidate in outputs[0])
+
+
 def test_few_shapes_and_every_line_once():
     rng = np.random.default_rng(0)
     inputs = [[5] * size for size in rng.integers(1, 200, 1000)]

@@ -129,3 +129,30 @@ def test_the_python_interface(finished):
     assert run.checkpoint["steps"] == [4, 5]
     with pytest.raises(UserError, match=r"there is no checkpoint 17 in .*, only 2, 4, 5"):
         transformer.load(finished, 17)
+
+
+def test_a_part_that_is_not_trained_stays_as_it_was(config, finished, tmp_path):
+    tuned = changed(config, initialize_from=str(finished), num_steps=2, trainable=("decoder",), learning_rate=1e-2)
+    assert train(tuned, tmp_path) == 0
+    before, after = load(finished).params, load(tmp_path).params
+    moved = {
+        name: any(jax.tree.leaves(jax.tree.map(lambda a, b: (a != b).any(), before[name], after[name])))
+        for name in after
+    }
+    assert moved == {name: name == "decoder" for name in after}
+    with pytest.raises(UserError, match=r"training\.trainable=decodr is not one of .*did you mean decoder"):
+        train(changed(tuned, trainable=("decodr",)), tmp_path / "other")
+
+
+def test_a_run_starts_from_the_parts_that_it_has_in_common_with_another(config, finished, tmp_path):
+    apart = dataclasses.replace(config.model, output_bias=True)
+    tuned = dataclasses.replace(
+        changed(config, initialize_from=str(finished), num_steps=1, learning_rate=1e-30), model=apart
+    )
+    assert train(tuned, tmp_path / "one") == 0
+    before, after = load(finished).params, load(tmp_path / "one").params
+    assert after.keys() - before.keys() == {"output"}  # the rest is as it was
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), before, {n: after[n] for n in before})
+    wider = dataclasses.replace(config.model, d_ff=config.model.d_ff + 1)
+    with pytest.raises(UserError, match=r"the part decoder is of another model: .*feed_forward/\w+/\w+ is \(.*there"):
+        train(dataclasses.replace(tuned, model=wider), tmp_path / "two")

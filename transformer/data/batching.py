@@ -189,7 +189,7 @@ class Windows(NamedTuple):
     overlaps: np.ndarray
 
 
-def make_windows(lengths: np.ndarray, most: int, stride: int) -> Windows:
+def make_windows(lengths: np.ndarray, most: int, stride: int, first: int = 0) -> Windows:
     """The first ``most`` tokens of each document, then as many from every ``stride`` tokens further on, to its end.
 
     So a token that is not among the first ``most`` is scored with at least ``most - stride`` tokens before it.
@@ -198,14 +198,16 @@ def make_windows(lengths: np.ndarray, most: int, stride: int) -> Windows:
       lengths: int32 [documents], EOS included.
       most: tokens of a window.
       stride: 1 to ``most``.
+      first: so many tokens at the start of a document are not scored, since nothing is before them: windows begin after
+        them. A document that has no others gives a window of no tokens.
     """
+    lengths = np.maximum(lengths - first, 0)
     counts = 1 + np.maximum(-(-(lengths - most) // stride), 0)
     documents = np.repeat(np.arange(len(lengths)), counts)
     numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     starts = numbers * stride
-    return Windows(
-        documents, starts, np.minimum(lengths[documents] - starts, most), np.where(numbers > 0, most - stride, 0)
-    )
+    lengths = np.minimum(lengths[documents] - starts, most)
+    return Windows(documents, starts + first, lengths, np.where(numbers > 0, most - stride, 0))
 
 
 class BucketPlan:

@@ -15,10 +15,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from transformer.config import DataConfig
-from transformer.data.sources import TextFiles, existing_file, read_lines
+from transformer.data.sources import SPLITS, TextFiles, check_own_splits, existing_file, read_lines
 from transformer.types import UserError, one_of
 
 HELD_OUT_SHARE = 0.1  # topics: at most so much of the text is the validation split, and as much the test split
+HEADING = "### "  # what a line begins with that starts a document, where data.documents=heading
 LEAST_SHARED = 100  # topics: so many characters of a paragraph that two of them share make them one family
 
 logger = logging.getLogger(__name__)
@@ -56,13 +57,38 @@ def make_documents(config: DataConfig, seed: int) -> DocumentSource:
 
 
 class DocumentFiles(TextFiles):
-    """Text files ``DIRECTORY/STEM.txt``, plain or gzipped (``.gz``), cut into documents as ``data.documents`` says."""
+    """Text files ``DIRECTORY/STEM.txt``, plain or gzipped (``.gz``), cut into documents as ``data.documents`` says.
+
+    With ``data.split`` other than ``files`` whole documents of the training files are held out: the last ones
+    (``end``), or such as the seed and their text draw (``random``; documents with the same text stay together). The
+    shares are of all characters. A single document is cut where its shares end.
+    """
 
     def documents(self, split: str) -> Iterator[str]:
         return self._examples(split)
 
+    def _part(self, split: str) -> Iterator[tuple[int, str]]:
+        if self._config.split != "end" or len(self._part_of_each) > 1:
+            yield from super()._part(split)
+            return
+        [(stem, text)] = self._of_stems(self._config.train)
+        test = int(len(text) * (1 - self._config.test_share))
+        validation = int(len(text) * (1 - self._config.test_share - self._config.validation_share))
+        bounds = [0, validation, test, len(text)]
+        place = SPLITS.index(split)
+        text = text[bounds[place] : bounds[place + 1]]
+        if not text or text.isspace():
+            raise UserError(
+                f"data.split=end with data.validation_share={self._config.validation_share} and data.test_share="
+                f"{self._config.test_share} leaves no text for the {split} split; change the shares"
+            )
+        yield stem, text
+
     def _read(self, files: tuple[Path, ...]) -> Iterator[str]:
         return read_documents(files[0], self._config.documents)
+
+    def _text(self, example: str) -> str:
+        return example
 
     def _digest(self, examples: Iterable[str]) -> str:
         return _digest(examples)
@@ -88,7 +114,8 @@ class TopicSource:
     another version has another text and another fingerprint.
     """
 
-    def __init__(self, seed: int):
+    def __init__(self, config: DataConfig, seed: int):
+        check_own_splits(config)
         self._splits = split_topics(pydoc_data.topics.topics, seed)
 
     def fingerprint_of(self, split: str) -> str:
@@ -128,8 +155,8 @@ class DocumentList:
 
 
 DOCUMENT_SOURCES: dict[str, Callable[[DataConfig, int], DocumentSource]] = {
-    "files": lambda config, seed: DocumentFiles(config),
-    "topics": lambda config, seed: TopicSource(seed),
+    "files": DocumentFiles,
+    "topics": TopicSource,
 }
 """The names that ``data.source`` may have."""
 
@@ -141,7 +168,9 @@ def read_documents(path: str | os.PathLike[str], documents: str) -> Iterator[str
       path: plain, or gzipped (``.gz``).
       documents: where they end. ``file``: the whole file is one, held in memory; the newline at its end is no part of
         it. ``blank_line``: one or more lines of nothing but white space are between two. ``line``: each line is one,
-        lines of nothing but white space are none.
+        lines of nothing but white space are none. ``heading``: a line that begins with "### " is before each, and
+        before the first there may be one without. Neither the heading nor blank lines around a document are part of
+        it, and a heading without text is none.
 
     Raises:
       UserError: as :func:`read_lines`; at the end, if there was no document.
@@ -162,8 +191,23 @@ def _cut(lines: Iterable[str], documents: str) -> Iterator[str]:
     elif documents == "blank_line":
         for _, group in itertools.groupby(lines, key=lambda line: bool(line.strip())):
             yield "\n".join(group)
+    elif documents == "heading":
+        section: list[str] = []
+        for line in lines:
+            if line.startswith(HEADING):
+                yield _join(section)
+                section = []
+            else:
+                section.append(line)
+        yield _join(section)
     else:
         yield "\n".join(lines)
+
+
+def _join(lines: Sequence[str]) -> str:
+    """Lines as one text, without those at both ends that hold nothing but white space."""
+    filled = [number for number, line in enumerate(lines) if line.strip()]
+    return "\n".join(lines[filled[0] : filled[-1] + 1]) if filled else ""
 
 
 def split_topics(topics: dict[str, str], seed: int) -> dict[str, list[str]]:

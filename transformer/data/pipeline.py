@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Optional, TypeVar
 
 import grain
 import numpy as np
@@ -64,16 +64,18 @@ class DocumentPipeline:
       padding_share: of all positions of an epoch.
     """
 
-    def __init__(self, documents: Tokens, plan: Plan, pad_id: int):
+    def __init__(self, documents: Tokens, plan: Plan, pad_id: int, start_id: Optional[int] = None):
         """
         Args:
           documents: or pieces of documents; a piece's first token is predicted from the last of the piece before.
           plan: of pairs of which both sides are the document.
           pad_id: of the tokenizer.
+          start_id: what a document's first token is predicted from; None: EOS, which ends the document before it.
         """
         self._documents = documents
         self._plan = plan
         self._pad_id = pad_id
+        self._start_id = start_id
         self.num_batches = plan.num_batches
         self.shapes = tuple((rows, length) for rows, _, length in plan.shapes)
         self.padding_share = plan.padding_share()
@@ -86,7 +88,7 @@ class DocumentPipeline:
             num_rows, length, layout.rows, layout.target_offsets, self._documents.lengths[layout.examples]
         )
         starts = self._documents.offsets[layout.examples]
-        return _token_batch(self._documents, segments, starts, layout.segments, self._pad_id)
+        return _token_batch(self._documents, segments, starts, layout.segments, self._pad_id, self._start_id)
 
 
 class StreamPipeline:
@@ -109,6 +111,7 @@ class StreamPipeline:
         row_length: int,
         seed: int,
         repeats: np.ndarray | None = None,
+        start_id: Optional[int] = None,
     ):
         """
         Args:
@@ -117,12 +120,14 @@ class StreamPipeline:
           row_length: of them in a row.
           seed: of the cuts and the order of each epoch.
           repeats: int32 [documents], how many times the stream has each, one after the other; None: once.
+          start_id: as of :class:`DocumentPipeline`.
         """
         examples = np.arange(len(documents.lengths))
         if repeats is not None:
             examples = np.repeat(examples, repeats)
         lengths = documents.lengths[examples]
         self._documents = documents
+        self._start_id = start_id
         self._ends = np.cumsum(lengths, dtype=np.int64)  # in the stream
         self._shifts = documents.offsets[examples] - (self._ends - lengths)  # from the stream to the corpus
         self._num_tokens = int(self._ends[-1])
@@ -148,7 +153,7 @@ class StreamPipeline:
         in_stream = (first + within) % self._num_tokens
         places = in_stream + self._shifts[np.searchsorted(self._ends, in_stream, side="right")]
         return TokenBatch(
-            input_tokens=self._documents.at(places - 1),
+            input_tokens=_tokens_before(self._documents, places, self._start_id),
             target_tokens=self._documents.at(places),
             loss_weights=counts.astype(np.float32),
             segment_ids=np.ones((rows, length), np.int32),
@@ -157,11 +162,12 @@ class StreamPipeline:
 
 
 def window_batches(
-    windows: Windows, documents: Tokens, tokens_per_batch: int, pad_id: int
+    windows: Windows, documents: Tokens, tokens_per_batch: int, pad_id: int, start_id: Optional[int] = None
 ) -> list[tuple[np.ndarray, Callable[[], TokenBatch]]]:
     """Batches of a window a row, in few shapes: the numbers of their windows, and what builds them.
 
-    A target that the window before has scored has weight 0. Rows that fill up a batch are padding.
+    A target that the window before has scored has weight 0. Rows that fill up a batch are padding. ``start_id`` is as
+    of :class:`DocumentPipeline`.
     """
     longest = int(windows.lengths.max())
     widths = np.minimum(2 ** np.ceil(np.log2(np.maximum(windows.lengths, SHORTEST_ROW))).astype(int), longest)
@@ -170,7 +176,7 @@ def window_batches(
         lengths = windows.lengths[numbers]
         segments = _Segments(rows, width, np.arange(len(numbers)), np.zeros(len(numbers), int), lengths)
         starts = documents.offsets[windows.documents[numbers]] + windows.starts[numbers]
-        batch = _token_batch(documents, segments, starts, np.ones(len(numbers), int), pad_id)
+        batch = _token_batch(documents, segments, starts, np.ones(len(numbers), int), pad_id, start_id)
         scored = segments.positions >= segments.each_token(windows.overlaps[numbers])
         return batch._replace(loss_weights=segments.place(scored).astype(np.float32))
 
@@ -185,17 +191,28 @@ def window_batches(
 
 
 def _token_batch(
-    documents: Tokens, segments: "_Segments", starts: np.ndarray, segment_ids: np.ndarray, pad_id: int
+    documents: Tokens,
+    segments: "_Segments",
+    starts: np.ndarray,
+    segment_ids: np.ndarray,
+    pad_id: int,
+    start_id: Optional[int],
 ) -> TokenBatch:
     """Rows of stretches of text that start at these places among all tokens."""
     places = segments.each_token(starts) + segments.positions
     return TokenBatch(
-        input_tokens=segments.place(documents.at(places - 1), pad_id),
+        input_tokens=segments.place(_tokens_before(documents, places, start_id), pad_id),
         target_tokens=segments.place(documents.at(places), pad_id),
         loss_weights=segments.place(np.ones(len(places))).astype(np.float32),
         segment_ids=segments.place(segments.each_token(segment_ids)),
         positions=segments.place(segments.positions),
     )
+
+
+def _tokens_before(documents: Tokens, places: np.ndarray, start_id: Optional[int]) -> np.ndarray:
+    """Of the tokens at these places those before them, and ``start_id``, unless it is None, for the EOS of others."""
+    tokens = documents.at(places - 1)
+    return tokens if start_id is None else np.where(tokens == documents.at(np.array([-1])), np.int32(start_id), tokens)
 
 
 class _Segments:

@@ -1,8 +1,10 @@
 """From text to ids and back: SentencePiece, characters or bytes behind one small interface, with the special ids in
-one place."""
+one place. Vocabularies that other projects made are read by :mod:`transformer.data.pretrained_tokenizers`."""
 
+import base64
 import hashlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -11,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Optional, Protocol, runtime_checkable
 
 import numpy as np
 import sentencepiece
@@ -42,7 +44,16 @@ class Tokenizer(Protocol):
     """Turns a line, or a document of many, into ids in [0, vocab_size) and back.
 
     The special ids are never the result of encoding, whatever the text looks like, except ``unk_id`` in vocabularies
-    without bytes. A decoder starts from ``bos_id``; ``fingerprint`` is a digest, in hex, of all that decides the ids.
+    without bytes.
+
+    pad_id        fills rows up; never to be produced, as ``bos_id``, so both are others than ``eos_id``
+    bos_id        what a decoder starts from, and an encoder-only model's input
+    eos_id        ends every text
+    unk_id        what stands for text that the vocabulary has no pieces for; -1 if it has pieces for all
+    mask_id       stands for a token that is to be guessed, if there is such a piece
+    sentinel_ids  stand for spans that are to be guessed, in the order of use
+    start_id      what a document begins after in language modelling; None where models were trained with nothing there
+    fingerprint   a digest, in hex, of all that decides the ids
     """
 
     vocab_size: int
@@ -50,6 +61,9 @@ class Tokenizer(Protocol):
     bos_id: int
     eos_id: int
     unk_id: int
+    mask_id: Optional[int]
+    sentinel_ids: tuple[int, ...]
+    start_id: Optional[int]
     fingerprint: str
 
     def encode(self, line: str) -> list[int]:
@@ -69,7 +83,24 @@ class Tokenizer(Protocol):
         ...
 
 
-class SentencePieceTokenizer:
+class SavedTokenizer(Tokenizer):
+    """What all tokenizers here have in common: ``content``, the bytes of their file, decides everything."""
+
+    mask_id: Optional[int] = None
+    sentinel_ids: tuple[int, ...] = ()
+
+    def __init__(self, content: bytes):
+        self.content = content
+        self.fingerprint = digest(content)
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        return [self.encode(line) for line in lines]
+
+    def save(self, folder: str | os.PathLike[str], name: str) -> None:
+        _write(Path(folder) / name, self.content)
+
+
+class SentencePieceTokenizer(SavedTokenizer):
     """A SentencePiece model.
 
     A model without a padding piece gets one more id at the end. Without a BOS piece, decoders start from padding.
@@ -86,7 +117,7 @@ class SentencePieceTokenizer:
     """
 
     def __init__(self, model: bytes, name: str = "the model"):
-        self._model = model
+        super().__init__(model)
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
@@ -103,8 +134,8 @@ class SentencePieceTokenizer:
         self.bos_id = bos if bos >= 0 else self.pad_id
         self.eos_id = eos
         self.unk_id = self._processor.unk_id()
+        self.start_id = eos
         self.vocab_size = num_pieces + (pad < 0)
-        self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
         self._silent = {self.pad_id, self.bos_id, self.eos_id}
 
     @classmethod
@@ -131,81 +162,128 @@ class SentencePieceTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self._processor.decode([int(i) for i in ids if i not in self._silent])
 
-    def save(self, folder: str | os.PathLike[str], name: str) -> None:
-        _write(Path(folder) / name, self._model)
 
-
-class CharacterTokenizer:
+class CharacterTokenizer(SavedTokenizer):
     """Every character of a set is a piece, in the order of their code points; any other becomes the unknown piece.
 
     Text of known characters comes back exactly. The unknown id decodes to U+FFFD: a loss is seen, not hidden.
     """
 
-    pad_id, bos_id, eos_id, unk_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID
+    pad_id, bos_id, eos_id, unk_id, start_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID, EOS_ID
 
     def __init__(self, characters: Iterable[str]):
-        self._characters = "".join(sorted(set(characters)))
-        self._model = json.dumps({"kind": "character", "characters": self._characters}).encode()
-        self.vocab_size = NUM_SPECIAL + len(self._characters)
-        self.fingerprint = hashlib.blake2b(self._model, digest_size=16).hexdigest()
+        known = "".join(sorted(set(characters)))
+        super().__init__(json.dumps({"kind": "character", "characters": known}).encode())
+        self.vocab_size = NUM_SPECIAL + len(known)
         self._ids = np.full(sys.maxunicode + 1, UNK_ID, np.int32)  # of each code point
-        self._ids[_code_points(self._characters)] = np.arange(NUM_SPECIAL, self.vocab_size)
-        self._pieces = ["", "", "", "\ufffd", *self._characters]
+        self._ids[_code_points(known)] = np.arange(NUM_SPECIAL, self.vocab_size)
+        self._pieces = ["", "", "", "\ufffd", *known]
 
     def encode(self, line: str) -> list[int]:
         ids: list[int] = self._ids[_code_points(line)].tolist()
         return ids
 
-    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        return [self.encode(line) for line in lines]
-
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._pieces[i] for i in ids)
 
-    def save(self, folder: str | os.PathLike[str], name: str) -> None:
-        _write(Path(folder) / name, self._model)
 
-
-class ByteTokenizer:
+class ByteTokenizer(SavedTokenizer):
     """Every byte of the text's UTF-8 is a piece: 256 of them after the special ones, the same for every text.
 
     Ids that are no UTF-8 decode to U+FFFD where they are not.
     """
 
-    pad_id, bos_id, eos_id, unk_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID
+    pad_id, bos_id, eos_id, unk_id, start_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID, EOS_ID
     vocab_size = NUM_SPECIAL + 256
-    _model = json.dumps({"kind": "byte"}).encode()
-    fingerprint = hashlib.blake2b(_model, digest_size=16).hexdigest()
+
+    def __init__(self) -> None:
+        super().__init__(json.dumps({"kind": "byte"}).encode())
 
     def encode(self, line: str) -> list[int]:
         return [NUM_SPECIAL + byte for byte in line.encode(errors="surrogatepass")]
 
-    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        return [self.encode(line) for line in lines]
-
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i - NUM_SPECIAL for i in ids if i >= NUM_SPECIAL).decode(errors="replace")
 
-    def save(self, folder: str | os.PathLike[str], name: str) -> None:
-        _write(Path(folder) / name, self._model)
+
+class ExtraIdsTokenizer(SavedTokenizer):
+    """Another tokenizer with some more ids at its end, which no text has.
+
+    The first of them is the mask, unless the other has one; all are sentinels, the last is used first, as in T5. They
+    decode to ``<extra_id_K>``, the K-th sentinel, counted from 0.
+
+    Args:
+      base: the tokenizer.
+      number: of ids, 1 and more.
+
+    Reference: Raffel et al., T5 (2020), section 3.1.4, and its published code for the order.
+    """
+
+    def __init__(self, base: SavedTokenizer, number: int):
+        saved = {"kind": "extra_ids", "number": number, "base": base64.b64encode(base.content).decode()}
+        super().__init__(json.dumps(saved).encode())
+        self._base = base
+        self.pad_id, self.bos_id, self.eos_id, self.unk_id = base.pad_id, base.bos_id, base.eos_id, base.unk_id
+        self.start_id = base.start_id
+        self.vocab_size = base.vocab_size + number
+        self.mask_id = base.vocab_size if base.mask_id is None else base.mask_id
+        extra_ids = range(base.vocab_size, self.vocab_size)
+        self.sentinel_ids = (*base.sentinel_ids, *reversed(extra_ids))
+        self._names = {i: f"<extra_id_{self.sentinel_ids.index(i)}>" for i in extra_ids}
+        self._before = base.encode("a")
+
+    def encode(self, line: str) -> list[int]:
+        return self._base.encode(line)
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        return self._base.encode_batch(lines)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = ""
+        for is_extra, group in itertools.groupby(ids, lambda i: i in self._names):
+            if is_extra:
+                text += "".join(self._names[i] for i in group)
+            elif not text:
+                text += self._base.decode(list(group))
+            else:  # a piece that begins a word has its space only if something stands before it
+                text += self._base.decode([*self._before, *group])[len(self._base.decode(self._before)) :]
+        return text
 
 
 def _code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), np.uint32)
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer in a file that :meth:`Tokenizer.save` wrote, or in a SentencePiece model.
+def load_tokenizer(path: str | os.PathLike[str]) -> SavedTokenizer:
+    """The tokenizer in a file: one that was saved here, a SentencePiece model, a ``tokenizer.json`` or a ``vocab.txt``.
+
+    For the last two, files beside it say which special pieces are which, as in a Hugging Face model folder.
 
     Raises:
       UserError: if the file cannot be read or holds no usable tokenizer.
     """
-    content = _read(path)
+    return _from_content(_read(path), path)
+
+
+def _from_content(content: bytes, path: str | os.PathLike[str]) -> SavedTokenizer:
+    from transformer.data import pretrained_tokenizers  # which is built on this module
+
     if not content.startswith(b"{"):  # as no SentencePiece model does
+        if b"[UNK]" in content.replace(b"\r\n", b"\n").split(b"\n"):
+            return pretrained_tokenizers.load_word_pieces(content, path)
         return SentencePieceTokenizer(content, str(path))
     try:
         saved = json.loads(content)
-        return ByteTokenizer() if saved["kind"] == "byte" else CharacterTokenizer(saved["characters"])
+        if "kind" not in saved and "model" in saved:
+            return pretrained_tokenizers.load_tokenizer_json(content, path)
+        kind = saved.pop("kind")
+        if kind == "byte":
+            return ByteTokenizer()
+        if kind == "character":
+            return CharacterTokenizer(saved["characters"])
+        if kind == "extra_ids":
+            return ExtraIdsTokenizer(_from_content(base64.b64decode(saved["base"]), path), saved["number"])
+        return pretrained_tokenizers.KINDS[kind].from_saved(saved, str(path))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a whole tokenizer") from error
 
@@ -286,7 +364,7 @@ def make_tokenizers(config: DataConfig, source: ParallelSource) -> tuple[Tokeniz
                 f"data.tokenizer={config.tokenizer} has {len(paths)} paths; give one for a joint vocabulary, or two "
                 "(source,target) with data.joint_vocabulary=False"
             )
-        tokenizers = [load_tokenizer(path.strip()) for path in paths]
+        tokenizers = [_with_extra_ids(config, load_tokenizer(path.strip())) for path in paths]
         return tokenizers[0], tokenizers[-1]
     if config.joint_vocabulary:
         joint = _of_pairs(config, source, (0, 1))
@@ -301,14 +379,14 @@ def make_tokenizer(config: DataConfig, source: DocumentSource) -> Tokenizer:
       UserError: as :func:`train_sentencepiece` and :func:`load_tokenizer`.
     """
     if config.tokenizer is not None:
-        return load_tokenizer(config.tokenizer)
+        return _with_extra_ids(config, load_tokenizer(config.tokenizer))
 
     text = _Text(
         name=lambda: f"{source.fingerprint_of('train')} lines",
         size=lambda: sum(document.count("\n") + 1 for document in source.documents("train")),
         groups=lambda: ((line,) for document in source.documents("train") for line in document.split("\n")),
     )
-    return _learn_or_reuse(config, text)
+    return _with_extra_ids(config, _learn_or_reuse(config, text))
 
 
 def save_tokenizers(folder: str | os.PathLike[str], tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
@@ -357,10 +435,14 @@ def _of_pairs(config: DataConfig, source: ParallelSource, sides: tuple[int, ...]
         groups=lambda: (tuple(pair[side] for side in sides) for pair in source.pairs("train")),
         lines_per_group=len(sides),
     )
-    return _learn_or_reuse(config, text)
+    return _with_extra_ids(config, _learn_or_reuse(config, text))
 
 
-def _learn_or_reuse(config: DataConfig, text: _Text) -> Tokenizer:
+def _with_extra_ids(config: DataConfig, tokenizer: SavedTokenizer) -> SavedTokenizer:
+    return ExtraIdsTokenizer(tokenizer, config.extra_ids) if config.extra_ids else tokenizer
+
+
+def _learn_or_reuse(config: DataConfig, text: _Text) -> SavedTokenizer:
     """A vocabulary of the kind ``data.tokenizer_model``, where learning takes long from the cache if it is there."""
     if config.tokenizer_model == "byte":
         return ByteTokenizer()
@@ -411,6 +493,11 @@ def _training_error(error: RuntimeError, vocab_size: int, num_lines: int) -> Use
             f"use at least {least[1]}"
         )
     return UserError(f"data.vocab_size={vocab_size}: SentencePiece could not learn a vocabulary: {message}")
+
+
+def digest(content: bytes) -> str:
+    """What tells contents apart."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:

@@ -1,5 +1,6 @@
 """Greedy decoding and sampling: outputs that grow token by token, each on its own."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -51,6 +52,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
 ) -> Hypotheses:
     """Outputs drawn at random.
 
@@ -67,13 +69,15 @@ def sample(
       top_k: draw from the k likeliest tokens only (Fan et al. 2018); 0: from all.
       top_p: then draw from the smallest set of likeliest tokens whose share of what temperature and ``top_k`` left is
         at least this (Holtzman et al. 2020); above 0, at most 1. At least one token stays.
+      min_p: of these only tokens that have, after temperature, at least this share of the likeliest one's probability
+        (Nguyen et al. 2024); 0 to 1.
 
     Returns:
       ``num_samples`` outputs for each sentence in the order of their index. Score and log-probability are those of the
-      model, before temperature, ``top_k`` and ``top_p``.
+      model, before temperature, ``top_k``, ``top_p`` and ``min_p``.
 
     Raises:
-      UserError: if ``num_samples``, ``temperature``, ``top_k`` or ``top_p`` is out of range.
+      UserError: if ``num_samples``, ``temperature``, ``top_k``, ``top_p`` or ``min_p`` is out of range.
     """
     if num_samples < 1:
         raise UserError(f"num_samples={num_samples} must be at least 1")
@@ -83,6 +87,8 @@ def sample(
         raise UserError(f"top_k={top_k} must be at least 0, which means all tokens")
     if not 0 < top_p <= 1:
         raise UserError(f"top_p={top_p} must lie above 0 and at most at 1")
+    if not 0 <= min_p <= 1:
+        raise UserError(f"min_p={min_p} must lie in 0 to 1")
     fold_in_each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     keys_BW = jax.vmap(fold_in_each, in_axes=(0, None))(keys_B, jnp.arange(num_samples))
 
@@ -93,13 +99,22 @@ def sample(
             keys_BW
         )
         if top_k == 0:
-            return k_largest(_nucleus(log_probs_BWV / temperature, top_p) + noise_BWV, 1)[1][..., 0]
+            return k_largest(_likely(log_probs_BWV / temperature, top_p, min_p) + noise_BWV, 1)[1][..., 0]
         log_probs_BWK, tokens_BWK = k_largest(log_probs_BWV, min(top_k, vocab_size))
-        log_probs_BWK = _nucleus(log_probs_BWK / temperature, top_p)
+        log_probs_BWK = _likely(log_probs_BWK / temperature, top_p, min_p)
         drawn_BW = jnp.argmax(log_probs_BWK + jnp.take_along_axis(noise_BWV, tokens_BWK, axis=-1), axis=-1)
         return jnp.take_along_axis(tokens_BWK, drawn_BW[..., None], axis=-1)[..., 0]
 
     return _generate(step, state, choose, batch_size, num_samples, bos_id, eos_id, max_steps, limits_B)
+
+
+def _likely(log_probs_BWK: Float[Array, "B W K"], top_p: float, min_p: float) -> Float[Array, "B W K"]:
+    """-inf outside the set that ``top_p`` leaves, and for those with less than ``min_p`` of the largest probability."""
+    log_probs_BWK = _nucleus(log_probs_BWK, top_p)
+    if min_p == 0:
+        return log_probs_BWK
+    least_BW1 = jnp.max(log_probs_BWK, axis=-1, keepdims=True) + math.log(min_p)
+    return jnp.where(log_probs_BWK >= least_BW1, log_probs_BWK, -jnp.inf)
 
 
 def _nucleus(log_probs_BWK: Float[Array, "B W K"], top_p: float) -> Float[Array, "B W K"]:

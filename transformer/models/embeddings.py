@@ -9,6 +9,21 @@ from jaxtyping import Array, Float, Int
 from transformer.config import ModelConfig
 from transformer.models.linear import glorot
 from transformer.models.sharding import constrain
+from transformer.types import UserError
+
+
+def embedding_rows(config: ModelConfig, num_pieces: int) -> int:
+    """V: the rows of the embedding for a tokenizer of so many pieces, which has the first of them.
+
+    Raises:
+      UserError: if ``model.vocab_size`` asks for fewer than there are pieces.
+    """
+    if config.vocab_size is not None and config.vocab_size < num_pieces:
+        raise UserError(
+            f"model.vocab_size={config.vocab_size} is less than the {num_pieces} pieces of the tokenizer; leave it "
+            "unset to have as many rows as pieces"
+        )
+    return config.vocab_size or num_pieces
 
 
 class TokenEmbedding(nn.Module):

@@ -18,24 +18,29 @@ def seq2seq_forward_flops(
     window what lies outside it; of experts those count that a token visits.
     """
     B, S, T = batch_size, source_length, target_length
-    pattern = layer_pattern(config)
-    encoder = sum(_attention(layer, S, S, layer.attention_window) + _feed_forward(layer, S) for layer in pattern)
-    decoder = sum(
-        _attention(layer, T, T, layer.attention_window) + _attention(layer, T, S, None) + _feed_forward(layer, T)
-        for layer in pattern
-    )
-    layers = (config.num_encoder_layers * encoder + config.num_decoder_layers * decoder) / len(pattern)
-    return float(B * (layers + 2 * T * config.d_model * target_vocab_size))
+    encoder = _stack(config, config.num_encoder_layers, S)
+    decoder = _stack(config, config.num_decoder_layers, T) + config.num_decoder_layers * _attention(config, T, S, None)
+    return float(B * (encoder + decoder + 2 * T * config.d_model * target_vocab_size))
 
 
 def causal_lm_forward_flops(config: ModelConfig, vocab_size: int, batch_size: int, length: int) -> float:
     """The same of the decoder-only model."""
+    layers = _stack(config, config.num_decoder_layers, length)
+    return float(batch_size * (layers + 2 * length * config.d_model * vocab_size))
+
+
+def encoder_forward_flops(config: ModelConfig, batch_size: int, length: int) -> float:
+    """The same of an encoder's stack, without what stands before and after it."""
+    return float(batch_size * _stack(config, config.num_encoder_layers, length))
+
+
+def _stack(config: ModelConfig, num_layers: int, length: int) -> float:
+    """A row of so many tokens through so many layers of self-attention."""
     pattern = layer_pattern(config)
     turn = sum(
         _attention(layer, length, length, layer.attention_window) + _feed_forward(layer, length) for layer in pattern
     )
-    layers = config.num_decoder_layers * turn / len(pattern)
-    return float(batch_size * (layers + 2 * length * config.d_model * vocab_size))
+    return num_layers * turn / len(pattern)
 
 
 def _attention(config: ModelConfig, queries: int, keys: int, window: Optional[int]) -> int:

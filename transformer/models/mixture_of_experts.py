@@ -18,7 +18,7 @@ from transformer.config import ModelConfig
 from transformer.models.dropout import dropout
 from transformer.models.feed_forward import ACTIVATIONS, Activation, FeedForward
 from transformer.models.sharding import constrain
-from transformer.types import Params, one_of
+from transformer.types import one_of
 
 BIAS_UPDATE_SPEED = 0.001
 """The gamma of DeepSeek-V3, by which the bias of a sigmoid router moves against the load."""
@@ -330,21 +330,6 @@ def routing_sums(
         # Less its own value: the reported loss does not contain it.
         sums["router_bias"] = (count * jnp.sum(overload_E * (routing.bias - lax.stop_gradient(routing.bias))), count)
     return sums
-
-
-def count_active_parameters(params: Params, config: ModelConfig) -> int:
-    """Parameters that one token meets: all but the weights of the experts it does not visit.
-
-    Args:
-      params: of a whole model or a part; only shapes are read. Mixtures lie under the name ``experts``.
-    """
-
-    def active(path: Any, leaf: Any) -> int:
-        size = int(np.prod(leaf.shape))
-        of_experts = any(getattr(entry, "key", None) == "experts" for entry in path)
-        return size * config.experts_per_token // config.num_experts if of_experts else size
-
-    return sum(active(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params))
 
 
 def _activation(config: ModelConfig) -> Activation:

@@ -3,13 +3,25 @@
 from pathlib import Path
 
 from transformer.config import Config
+from transformer.tasks.image_classification import ImageClassificationTask
 from transformer.tasks.language_modeling import LanguageModelingTask
+from transformer.tasks.masked_lm import MaskedLMTask
+from transformer.tasks.sentence_embedding import SentenceEmbeddingTask
+from transformer.tasks.span_corruption import SpanCorruptionTask
+from transformer.tasks.text_classification import TextClassificationTask
+from transformer.tasks.token_classification import TokenClassificationTask
 from transformer.tasks.translation import TranslationTask
 from transformer.types import Task, one_of
 
 TASKS: dict[str, type[Task]] = {
     "translation": TranslationTask,
     "language_modeling": LanguageModelingTask,
+    "masked_lm": MaskedLMTask,
+    "span_corruption": SpanCorruptionTask,
+    "text_classification": TextClassificationTask,
+    "token_classification": TokenClassificationTask,
+    "sentence_embedding": SentenceEmbeddingTask,
+    "image_classification": ImageClassificationTask,
 }
 
 

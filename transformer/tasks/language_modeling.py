@@ -13,18 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.config import Config
-from transformer.data.batching import document_plan, make_windows
+from transformer.data.batching import Windows, document_plan, make_windows
 from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
 from transformer.data.pipeline import DocumentPipeline, StreamPipeline, window_batches
 from transformer.data.sources import cache_folder
 from transformer.data.store import Store, Tokens, open_store
 from transformer.data.tokenizer import load_tokenizers, make_tokenizer, save_tokenizers
 from transformer.models.causal_lm import CausalLM
+from transformer.models.embeddings import embedding_rows
 from transformer.models.flops import TRAINING_FACTOR, causal_lm_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.models.named_parts import check_names
 from transformer.progress import progress
 from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
+from transformer.tasks.roles import require_roles
 from transformer.tasks.text_generator import TextGenerator
 from transformer.types import Candidate, Params, Sums, TokenBatch, UserError, one_of
 
@@ -36,8 +38,10 @@ logger = logging.getLogger(__name__)
 class LanguageModelingTask:
     """See :class:`transformer.types.Task`. Data is read when first asked for: generating text needs none.
 
-    A document begins after EOS and ends with EOS, whatever ``data.batching`` is, so that a model that was trained in
-    one way can be scored and used like any other.
+    A document begins after EOS, or after what its tokenizer says (``start_id``), and ends with EOS, whatever
+    ``data.batching`` is, so that a model that was trained in one way can be scored and used like any other. Where
+    nothing stands before a document (``start_id`` is None) its first token has no probability: it is not scored.
+    (In training it then follows the EOS of another document, which costs a model that knows this nothing.)
     """
 
     def __init__(self, config: Config, assets: Optional[Path] = None):
@@ -52,13 +56,18 @@ class LanguageModelingTask:
                 f"training.best_metric={config.training.best_metric} is no score of task=language_modeling; use one of "
                 f"{', '.join(SCORES)}"
             )
+        if config.model.position_encoding == "learned" and self._window > config.model.max_positions:
+            raise UserError(
+                f"evaluation.window={self._window} is more than model.max_positions={config.model.max_positions} can "
+                "tell apart"
+            )
         check_names(config.model)
         one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
         if assets is None:
             self.tokenizer = make_tokenizer(config.data, self._source)
         else:
             self.tokenizer = load_tokenizers(assets)[1]
-        self.model = CausalLM(config.model, self.tokenizer.vocab_size)
+        self.model = CausalLM(config.model, embedding_rows(config.model, self.tokenizer.vocab_size))
         self._stores: dict[str, Store] = {}
 
     # Data
@@ -85,13 +94,14 @@ class LanguageModelingTask:
                 row_length=data.max_target_length,
                 seed=seed,
                 repeats=repeats,
+                start_id=self.tokenizer.start_id,
             )
         else:
             pieces, counts = documents.pieces(data.max_target_length)
             if repeats is not None:
                 repeats = np.repeat(repeats, counts)
             plan = document_plan(data, pieces.lengths, seed, repeats)
-            pipeline = DocumentPipeline(pieces, plan, self.tokenizer.pad_id)
+            pipeline = DocumentPipeline(pieces, plan, self.tokenizer.pad_id, self.tokenizer.start_id)
         logger.info(
             "training on %d tokens of %d documents, in %d batches an epoch of %s; %.1f%% of the positions are padding",
             documents.offsets[-1],
@@ -136,7 +146,7 @@ class LanguageModelingTask:
 
     def work(self, batch: TokenBatch) -> dict[str, float]:
         rows, length = batch.target_tokens.shape
-        forward = causal_lm_forward_flops(self.config.model, self.tokenizer.vocab_size, rows, length)
+        forward = causal_lm_forward_flops(self.config.model, self.model.vocab_size, rows, length)
         return {
             "target_tokens": float(batch.loss_weights.sum()),
             "positions": float(rows * length),
@@ -155,43 +165,54 @@ class LanguageModelingTask:
     ) -> dict[str, Any]:
         """Nats per token (EOS is one), and bits per byte: bits for all tokens over the bytes of the documents in UTF-8.
 
-        Documents longer than ``data.max_target_length`` are scored in windows of that length, ``evaluation.stride``
-        apart; tokens that two windows share count in the first. During training the stride is the window.
+        Documents longer than ``evaluation.window`` are scored in windows of that length, ``evaluation.stride`` apart;
+        tokens that two windows share count in the first. During training the stride is the window. ``num_tokens`` are
+        those that are scored; ``num_bytes`` are all, also those of a first token that is not (see above).
         ``outputs``: the log-probability of each document, in nats.
         """
         if isinstance(data, str):
             source, split = self._source, data
-        elif set(data) == {"text"}:
-            source, split = DocumentList(list(read_documents(data["text"], self.config.data.documents))), "given"
         else:
-            raise UserError(f"task=language_modeling scores a split or one text; it has no use for {', '.join(data)}")
-        length, stride = self.config.data.max_target_length, self.config.evaluation.stride
+            require_roles(self.config.task, data, ("text",))
+            source, split = DocumentList(list(read_documents(data["text"], self.config.data.documents))), "given"
+        window, stride = self._window, self.config.evaluation.stride
         if stride is None:
-            stride = max(length // 2, 1)
+            stride = max(window // 2, 1)
         limit = None
         if during_training:
-            stride, limit = length, self.config.evaluation.max_examples
+            stride, limit = window, self.config.evaluation.max_examples
         documents = self._store(source, split).sides[0].first(limit)
-        log_probs = self._log_probs(params, documents, stride)
+        windows = make_windows(documents.lengths, window, stride, first=int(self.tokenizer.start_id is None))
+        num_tokens = int((windows.lengths - windows.overlaps).sum(dtype=np.int64))
+        if not num_tokens:
+            name = data if isinstance(data, str) else data["text"]
+            raise UserError(f"nothing of {name} can be scored: each document is one token, before which nothing stands")
+        log_probs = self._log_probs(params, documents, windows)
         if outputs is not None:
             outputs.write_text("".join(f"{value:.6f}\n" for value in log_probs))
-        num_tokens, nats = int(documents.lengths.sum(dtype=np.int64)), float(-log_probs.sum())
+        nats = float(-log_probs.sum())
         num_bytes = sum(len(text.encode()) for text in itertools.islice(source.documents(split), limit))
         return {
             "num_examples": len(log_probs),
             "num_tokens": num_tokens,
             "num_bytes": num_bytes,
             "num_unknown": documents.count(self.tokenizer.unk_id),
+            "window": window,
             "stride": stride,
             "nll_per_token": nats / num_tokens,
             "perplexity": float(np.exp(nats / num_tokens)),
             "bits_per_byte": nats / math.log(2) / num_bytes,
         }
 
-    def _log_probs(self, params: Params, documents: Tokens, stride: int) -> np.ndarray:
+    @property
+    def _window(self) -> int:
+        """How many tokens are scored together."""
+        return self.config.evaluation.window or self.config.data.max_target_length
+
+    def _log_probs(self, params: Params, documents: Tokens, windows: Windows) -> np.ndarray:
         """Log-probability of each document, EOS included, in nats."""
-        windows = make_windows(documents.lengths, self.config.data.max_target_length, stride)
-        batches = window_batches(windows, documents, self.config.decoding.tokens_per_batch, self.tokenizer.pad_id)
+        pad_id, start_id = self.tokenizer.pad_id, self.tokenizer.start_id
+        batches = window_batches(windows, documents, self.config.decoding.tokens_per_batch, pad_id, start_id)
         log_probs = np.zeros(len(documents.lengths))
         for numbers, build in progress(batches, "scoring", len(batches), "batch"):
             batch = build()

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +116,7 @@ class DecodingState(NamedTuple):
 
     cache     of each line's one row; each step puts W tokens into it, after those of a prompt if there is one
     visible   [B, W, M] bool: of which of these tokens each hypothesis is made
+    occurred  [B, W, V] bool: the pieces of its prompt and its text so far; None where no score depends on that
 
     A hypothesis that continues another takes over what that one sees, and the keys and values stay where they are:
     nothing is copied when hypotheses change places.
@@ -123,13 +124,17 @@ class DecodingState(NamedTuple):
 
     cache: Cache
     visible: Any
+    occurred: Any = None
 
 
 def make_step(
     decode: Callable[[Cache, Any, AttentionMask], tuple[Any, Cache]],
     shape: tuple[int, int],
     vocab_size: int,
-    never: tuple[int, ...],
+    special_ids: tuple[int, int, int],
+    *,
+    num_pieces: Optional[int] = None,
+    repetition_penalty: float = 1.0,
 ) -> Step:
     """The step of a search whose hypotheses share a row of the cache.
 
@@ -138,20 +143,38 @@ def make_step(
         the cache; the mask says of which tokens in it each hypothesis is made.
       shape: B and W.
       vocab_size: V.
-      never: pieces that are not produced.
+      special_ids: padding, BOS and EOS; the first two are not produced, unless they are the same piece as EOS.
+      num_pieces: nor is what is not below this, rows of the embedding that belong to no piece; None: there are none.
+      repetition_penalty: by which the positive logits of pieces that have occurred are divided, and negative ones
+        multiplied, whatever the method; special pieces count for nothing. Probabilities, and so the scores, are those
+        after the penalty. It is used if the state has ``occurred``. Reference: Keskar et al., CTRL (2019), section 4.1.
+        As there, of the logits; ``transformers`` does the same, but in a beam search to log-probabilities.
     """
     batch_size, width = shape
-    allowed_V = ~np.isin(np.arange(vocab_size), never)
+    pieces_V = np.arange(vocab_size)
+    is_text_V = ~np.isin(pieces_V, special_ids)
+    allowed_V = (is_text_V | (pieces_V == special_ids[2])) & (pieces_V < (num_pieces or vocab_size))
     own_BWW = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch_size, width, width))
 
     def step(state: DecodingState, parents_BW: Any, tokens_BW: Any) -> tuple[Any, DecodingState]:
         visible = jnp.take_along_axis(state.visible, parents_BW[..., None], axis=1)
         visible = jax.lax.dynamic_update_slice(visible, own_BWW, (0, 0, state.cache.index))
         logits_BWV, cache = decode(state.cache, tokens_BW, AttentionMask(matrix=visible))
+        occurred = state.occurred
+        if occurred is not None:
+            occurred = jnp.take_along_axis(occurred, parents_BW[..., None], axis=1)
+            occurred |= is_text_V & (tokens_BW[..., None] == pieces_V)
+            logits_BWV = penalized(logits_BWV, occurred, repetition_penalty)
         log_probs_BWV = jnp.where(allowed_V, jax.nn.log_softmax(logits_BWV), -jnp.inf)
-        return log_probs_BWV, DecodingState(cache, visible)
+        return log_probs_BWV, DecodingState(cache, visible, occurred)
 
     return step
+
+
+def penalized(logits_BWV: Any, occurred_BWV: Any, penalty: float) -> Any:
+    """Logits with those of pieces that have occurred made worse; see :func:`make_step`."""
+    worse_BWV = jnp.where(logits_BWV > 0, logits_BWV / penalty, logits_BWV * penalty)
+    return jnp.where(occurred_BWV, worse_BWV, logits_BWV)
 
 
 def check_num_best(decoding: DecodingConfig, num_best: int) -> None:
@@ -186,5 +209,6 @@ def find_outputs(
         "temperature": decoding.temperature,
         "top_k": decoding.top_k,
         "top_p": decoding.top_p,
+        "min_p": decoding.min_p,
     }
     return sample(step, state, num_samples=num_best, keys_B=keys_B, **restrictions, **options)

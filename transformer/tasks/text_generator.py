@@ -1,5 +1,6 @@
 """From prompts to continuations: the prompts in one pass, then a search that goes on from them."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -19,8 +20,12 @@ from transformer.types import Params
 class TextGenerator(LineSearch):
     """Lines to what comes after them, without the lines themselves; see :class:`LineSearch`.
 
-    A prompt is the start of a document, so EOS stands before it. A document that ends gives a short continuation, or an
-    empty one; a line of nothing but white space gives an empty one too.
+    A prompt is the start of a document, so before it stands what the tokenizer's documents begin after (``start_id``),
+    if anything; a prompt without a single token then begins after EOS. A document that ends gives a short continuation,
+    or an empty one; a line of nothing but white space gives an empty one too.
+
+    With ``decoding.stop`` the text ends before the first of these strings in the continuation. The search does not see
+    them: it goes on to its end, and the score is that of all it has found.
     """
 
     label = "continuing"
@@ -33,31 +38,37 @@ class TextGenerator(LineSearch):
         self._model = model
 
     def _close(self, ids: list[int]) -> list[int]:
-        return [self._tokenizer.eos_id, *ids]
+        start_id = self._tokenizer.start_id
+        if start_id is None:
+            return ids or [self._tokenizer.eos_id]
+        return [start_id, *ids]
 
     def _shorten(self, ids: list[int]) -> list[int]:
         return ids[-self._decoding.max_source_length :]
 
     def _search(self, params: Params, tokens: Any, lengths: Any, line_numbers: Any, num_best: int) -> Hypotheses:
         tokenizer = self._tokenizer
+        decoding = dataclasses.replace(self._decoding, stop=())  # other strings are no reason to compile anew
         return continue_prompts(
             self._model,
             params,
             tokens,
             lengths,
             line_numbers,
-            decoding=self._decoding,
+            decoding=decoding,
             num_best=num_best,
             special_ids=(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id),
+            num_pieces=tokenizer.vocab_size,
         )
 
     def _text(self, inputs: list[int], ids: list[int]) -> str:
         """The text that the ids add: a piece's text may depend on the piece before it, as a space does."""
         decode = self._tokenizer.decode
-        return decode([*inputs, *ids])[len(decode(inputs)) :]
+        text = decode([*inputs, *ids])[len(decode(inputs)) :]
+        return text[: min((place for stop in self._decoding.stop if (place := text.find(stop)) >= 0), default=None)]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "decoding", "num_best", "special_ids"))
+@functools.partial(jax.jit, static_argnames=("model", "decoding", "num_best", "special_ids", "num_pieces"))
 def continue_prompts(
     model: CausalLM,
     params: Params,
@@ -68,6 +79,7 @@ def continue_prompts(
     decoding: DecodingConfig,
     num_best: int,
     special_ids: tuple[int, int, int],
+    num_pieces: int,
 ) -> Hypotheses:
     """Continuations of a batch of prompts, by the method that ``decoding`` names. Compiled once for each shape.
 
@@ -82,9 +94,10 @@ def continue_prompts(
       line_numbers_B: in the whole text; sampling depends on nothing else but ``decoding.seed``.
       decoding: method and settings.
       num_best: outputs for each prompt.
-      special_ids: padding, BOS and EOS; the first two are never produced.
+      special_ids: padding, BOS and EOS; see :func:`transformer.tasks.searching.make_step`.
+      num_pieces: of the tokenizer, likewise.
     """
-    pad_id, bos_id, eos_id = special_ids
+    _, bos_id, eos_id = special_ids
     batch_size, prompt_length = tokens_BT.shape
     width, max_steps, before = num_hypotheses(decoding, num_best), decoding.max_extra_tokens, prompt_length - 1
     apply: Any = functools.partial(model.apply, {"params": params}, deterministic=True)
@@ -95,18 +108,31 @@ def continue_prompts(
 
     def decode(cache: Cache, tokens_BW: Any, mask: AttentionMask) -> tuple[Any, Cache]:
         num_steps = (cache.index - before) // width
-        return apply(
-            jnp.where(num_steps == 0, tokens_BT[:, -1:], tokens_BW),
-            mask,
-            positions_BT=jnp.broadcast_to(positions_BT[:, -1:] + num_steps, tokens_BW.shape),
-            cache=cache,
-        )
+        positions_BW = jnp.broadcast_to(positions_BT[:, -1:] + num_steps, tokens_BW.shape)
+        return apply(tokens_BW, mask, positions_BT=positions_BW, cache=cache)
+
+    next_step = make_step(
+        decode,
+        (batch_size, width),
+        model.vocab_size,
+        special_ids,
+        num_pieces=num_pieces,
+        repetition_penalty=decoding.repetition_penalty,
+    )
+
+    def step(state: DecodingState, parents_BW: Any, tokens_BW: Any) -> tuple[Any, DecodingState]:
+        is_first = state.cache.index == before
+        return next_step(state, parents_BW, jnp.where(is_first, tokens_BT[:, -1:], tokens_BW))
 
     num_tokens = width * max_length
     prompt_N = jnp.arange(num_tokens) < before
+    occurred = None
+    if decoding.repetition_penalty != 1:
+        occurred = pieces_of(tokens_BT, positions_BT >= 0, model.vocab_size, special_ids)
+        occurred = jnp.repeat(occurred[:, None], width, axis=1)
     return find_outputs(
-        make_step(decode, (batch_size, width), model.vocab_size, (pad_id, bos_id)),
-        DecodingState(cache, jnp.broadcast_to(prompt_N, (batch_size, width, num_tokens))),
+        step,
+        DecodingState(cache, jnp.broadcast_to(prompt_N, (batch_size, width, num_tokens)), occurred),
         decoding=decoding,
         num_best=num_best,
         line_numbers_B=line_numbers_B,
@@ -116,3 +142,11 @@ def continue_prompts(
         max_steps=max_steps,
         limits_B=jnp.where(lengths_B > 0, max_steps, 0),
     )
+
+
+def pieces_of(tokens_BT: Any, is_real_BT: Any, vocab_size: int, special_ids: tuple[int, ...]) -> Any:
+    """Which pieces [B, V] stand in each row, special ones apart."""
+    rows_B1 = jnp.arange(len(tokens_BT))[:, None]
+    is_text_BT = is_real_BT & ~jnp.isin(tokens_BT, jnp.array(special_ids))
+    found_BV = jnp.zeros((len(tokens_BT), vocab_size), bool)
+    return found_BV.at[rows_B1, jnp.where(is_text_BT, tokens_BT, vocab_size)].set(True, mode="drop")

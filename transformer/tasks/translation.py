@@ -26,6 +26,7 @@ from transformer.data.sources import (
 from transformer.data.store import Store, open_store
 from transformer.data.tokenizer import load_tokenizers, make_tokenizers, save_tokenizers
 from transformer.evaluation.text_scores import score
+from transformer.models.embeddings import embedding_rows
 from transformer.models.flops import TRAINING_FACTOR, seq2seq_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.models.named_parts import check_names
@@ -33,6 +34,7 @@ from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
 from transformer.models.stacks import require_decoding
 from transformer.progress import progress
 from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
+from transformer.tasks.roles import require_roles
 from transformer.tasks.translator import Translator
 from transformer.types import Candidate, Params, Seq2SeqBatch, Sums, UserError, one_of
 
@@ -59,7 +61,8 @@ class TranslationTask:
                 f"{'different' if config.data.joint_vocabulary else 'the same'}"
             )
         self.source_tokenizer, self.tokenizer = self._tokenizers
-        self.model = Seq2Seq(config.model, *(tokenizer.vocab_size for tokenizer in self._tokenizers))
+        rows = (embedding_rows(config.model, tokenizer.vocab_size) for tokenizer in self._tokenizers)
+        self.model = Seq2Seq(config.model, *rows)
         self._stores: dict[str, Store] = {}
 
     # Data
@@ -130,7 +133,7 @@ class TranslationTask:
         rows, source_length = batch.encoder_input_tokens.shape
         target_length = batch.decoder_input_tokens.shape[1]
         forward = seq2seq_forward_flops(
-            self.config.model, self.tokenizer.vocab_size, rows, source_length, target_length
+            self.config.model, self.model.target_vocab_size, rows, source_length, target_length
         )
         return {
             "source_tokens": float(source_tokens),
@@ -152,6 +155,7 @@ class TranslationTask:
         if isinstance(data, str):
             source, split = self._source, data
         else:
+            require_roles(self.config.task, data, ("source", "reference"), ("source", "hypothesis"))
             source, split = (
                 PairList(list(read_pairs(data["source"], data.get("reference") or data["hypothesis"]))),
                 "given",

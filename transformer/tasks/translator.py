@@ -1,7 +1,7 @@
 """From lines to translations: the encoder once, then a search over the decoder."""
 
 import functools
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from transformer.models.cache import Cache, init_cache
 from transformer.models.masks import AttentionMask
 from transformer.models.seq2seq import Seq2Seq
 from transformer.tasks.searching import DecodingState, LineSearch, find_outputs, make_step, num_hypotheses
-from transformer.types import Params
+from transformer.types import Params, UserError
 
 
 class Translator(LineSearch):
@@ -25,6 +25,11 @@ class Translator(LineSearch):
     pads_left = False
 
     def __init__(self, model: Seq2Seq, tokenizers: tuple[Tokenizer, Tokenizer], decoding: DecodingConfig):
+        if decoding.repetition_penalty != 1 or decoding.stop:
+            raise UserError(
+                f"decoding.repetition_penalty={decoding.repetition_penalty} and decoding.stop={decoding.stop} are for "
+                "continuations of text (model.variant=decoder_only); leave them at 1 and ()"
+            )
         super().__init__(tokenizers[0], decoding)
         self._model = model
         self._target_tokenizer = tokenizers[1]
@@ -46,13 +51,14 @@ class Translator(LineSearch):
             decoding=self._decoding,
             num_best=num_best,
             special_ids=(target.pad_id, target.bos_id, target.eos_id),
+            num_pieces=target.vocab_size,
         )
 
     def _text(self, inputs: list[int], ids: list[int]) -> str:
         return self._target_tokenizer.decode(ids)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "decoding", "num_best", "special_ids"))
+@functools.partial(jax.jit, static_argnames=("model", "decoding", "num_best", "special_ids", "num_pieces"))
 def search(
     model: Seq2Seq,
     params: Params,
@@ -63,6 +69,7 @@ def search(
     decoding: DecodingConfig,
     num_best: int,
     special_ids: tuple[int, int, int],
+    num_pieces: Optional[int] = None,
 ) -> Hypotheses:
     """Outputs for a batch of sources, by the method that ``decoding`` names. Compiled once for each shape.
 
@@ -74,9 +81,10 @@ def search(
       line_numbers_B: in the whole text; sampling depends on nothing else but ``decoding.seed``.
       decoding: method and settings.
       num_best: outputs for each source.
-      special_ids: padding, BOS and EOS of the target side; the first two are never produced.
+      special_ids: padding, BOS and EOS of the target side; see :func:`transformer.tasks.searching.make_step`.
+      num_pieces: of the target side, likewise.
     """
-    pad_id, bos_id, eos_id = special_ids
+    _, bos_id, eos_id = special_ids
     batch_size, source_length = tokens_BS.shape
     max_steps = source_length + decoding.max_extra_tokens
     width = num_hypotheses(decoding, num_best)
@@ -101,7 +109,7 @@ def search(
         jnp.zeros((batch_size, width, num_slots), bool),
     )
     return find_outputs(
-        make_step(decode, (batch_size, width), model.target_vocab_size, (pad_id, bos_id)),
+        make_step(decode, (batch_size, width), model.target_vocab_size, special_ids, num_pieces=num_pieces),
         state,
         decoding=decoding,
         num_best=num_best,

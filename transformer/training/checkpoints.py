@@ -210,6 +210,23 @@ class Checkpoints:
         items = {name: _read(self.folder / str(step) / name, tree) for name, tree in target.items()}
         return Restored(step, items, self._manifest(step)["metadata"])
 
+    def params_shapes(self) -> Params:
+        """Shape and dtype of every parameter of the newest checkpoint.
+
+        Raises:
+          UserError: if there is no checkpoint.
+        """
+        if not self.steps():
+            raise UserError(f"there is no checkpoint in {self.folder}")
+        params: dict[str, Any] = {}
+        for path, (dtype, shape) in self._manifest(self.steps()[-1])["arrays"]["params"].items():
+            *parents, name = path.split("/")
+            branch = params
+            for parent in parents:
+                branch = branch.setdefault(parent, {})
+            branch[name] = jax.ShapeDtypeStruct(tuple(shape), dtype)
+        return params
+
     def read_params(self, which: str | int, weights: str, target: Params) -> tuple[Params, dict[str, Any]]:
         """Read only the weights: of one checkpoint, or the mean of several.
 

@@ -1,5 +1,7 @@
 """From a workdir to a model that can be used."""
 
+import logging
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,8 @@ from transformer.training.checkpoints import Checkpoints
 from transformer.training.partitioning import unbox
 from transformer.training.workdir import CHECKPOINTS, LOWER_IS_BETTER, read_config
 from transformer.types import Params, Task, UserError
+
+logger = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
@@ -81,9 +85,68 @@ def read_params(
     """
     target = unbox(jax.eval_shape(task.init, jax.random.key(0)))
     params, description = open_checkpoints(workdir, config).read_params(checkpoint, weights, target)
+    _require_tokenizer(workdir, description, task)
+    return params, description
+
+
+def read_parts(workdir: Path, config: Config, task: Task) -> Params:
+    """The parts of the parameters, by their first names, that both the newest checkpoint and ``task`` have.
+
+    A model may so start from one with another head: from an encoder that was trained to guess masked tokens, say.
+
+    Raises:
+      UserError: as for :func:`load`; if no part is the same, or one is of another shape.
+    """
+    checkpoints = open_checkpoints(workdir, config)
+    there = checkpoints.params_shapes()
+    here = unbox(jax.eval_shape(task.init, jax.random.key(0)))
+    common = sorted(there.keys() & here.keys())
+    for name in common:
+        differing = _differences(there[name], here[name])
+        if differing:
+            raise UserError(
+                f"training.initialize_from={workdir}: the part {name} is of another model: {differing[0]}; set the "
+                "keys of the model as they were there"
+            )
+    if not common:
+        raise UserError(
+            f"training.initialize_from={workdir} has the parts {', '.join(sorted(there))}, and the model here "
+            f"{', '.join(sorted(here))}: there is nothing to start from"
+        )
+    params, description = checkpoints.read_params("latest", "raw", there)
+    _require_tokenizer(workdir, description, task)
+    logger.info(
+        "starting from %s in %s; new: %s; left there: %s",
+        ", ".join(common),
+        workdir,
+        ", ".join(sorted(here.keys() - there.keys())) or "nothing",
+        ", ".join(sorted(there.keys() - here.keys())) or "nothing",
+    )
+    return {name: params[name] for name in common}
+
+
+def copy_tokenizer(workdir: Path, folder: Path) -> None:
+    """Of what ``save_assets`` wrote into a workdir, copy the tokenizer."""
+    for path in workdir.glob("tokenizer*"):
+        shutil.copy(path, folder)
+
+
+def _require_tokenizer(workdir: Path, description: dict[str, Any], task: Task) -> None:
     if description["metadata"]["assets_fingerprint"] != task.assets_fingerprint():
         raise UserError(
             f"the checkpoints in {workdir / CHECKPOINTS} were trained with another tokenizer than the one given; "
             "put the one they were trained with back"
         )
-    return params, description
+
+
+def _differences(there: Params, here: Params) -> list[str]:
+    """What is not the same in two parts, in words."""
+    old, new = (
+        {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
+        for leaves in map(jax.tree_util.tree_leaves_with_path, (there, here))
+    )
+    return [
+        f"{name} is {old.get(name, 'missing')} there and {new.get(name, 'missing')} here"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]

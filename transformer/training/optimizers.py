@@ -52,7 +52,8 @@ def make_optimizer(config: TrainingConfig, schedule: optax.Schedule) -> optax.Gr
     leaves named in ``DECAYED_PARAMETERS``.
 
     Args:
-      config: the keys optimizer, beta1, beta2, epsilon, weight_decay and gradient_clip (of the gradient's global norm).
+      config: the keys optimizer, beta1, beta2, epsilon, weight_decay, gradient_clip (of the gradient's global norm) and
+        trainable (parts of the parameters; the others stay as they are, and no moments are kept of them).
       schedule: from the number of updates made to the learning rate of the next.
 
     Raises:
@@ -66,7 +67,19 @@ def make_optimizer(config: TrainingConfig, schedule: optax.Schedule) -> optax.Gr
         optax.add_decayed_weights(config.weight_decay, mask=_decayed) if config.weight_decay else None,
         optax.scale_by_learning_rate(schedule),
     ]
-    return optax.chain(*(part for part in parts if part is not None))
+    optimizer = optax.chain(*(part for part in parts if part is not None))
+    if not config.trainable:
+        return optimizer
+    return optax.partition(
+        {"trained": optimizer, "kept": optax.set_to_zero()}, lambda params: _by_part(params, config.trainable)
+    )
+
+
+def _by_part(params: Any, trainable: tuple[str, ...]) -> Any:
+    """``trained`` or ``kept`` for every part."""
+    for name in trainable:
+        one_of("training.trainable", name, params)
+    return {name: "trained" if name in trainable else "kept" for name in params}
 
 
 def _decayed(params: Any) -> Any:

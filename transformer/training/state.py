@@ -4,9 +4,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from transformer.config import ModelConfig
 from transformer.training.partitioning import parameter_shardings, state_shardings, unbox
 from transformer.types import Params, Task
 
@@ -18,6 +20,21 @@ class TrainState(NamedTuple):
     params: Params
     optimizer: Any
     ema: Any
+
+
+def count_active_parameters(params: Params, config: ModelConfig) -> int:
+    """Parameters that one token meets: all but the weights of the experts it does not visit.
+
+    Args:
+      params: of a whole model or a part; only shapes are read. Mixtures lie under the name ``experts``.
+    """
+
+    def active(path: Any, leaf: Any) -> int:
+        size = int(np.prod(leaf.shape))
+        of_experts = any(getattr(entry, "key", None) == "experts" for entry in path)
+        return size * config.experts_per_token // config.num_experts if of_experts else size
+
+    return sum(active(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params))
 
 
 def new_state(params: Params, optimizer: optax.GradientTransformation, with_ema: bool) -> TrainState:
@@ -46,14 +63,15 @@ def abstract_state(task: Task, optimizer: optax.GradientTransformation, with_ema
 def init_state(
     task: Task, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int, params: Params = None
 ) -> TrainState:
-    """A fresh state, every array made where it will lie; from given parameters or from the seed."""
+    """A fresh state, every array made where it will lie, from the seed.
+
+    Args:
+      params: given parts of the parameters, by their first names; None: no part is given.
+    """
     places = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    with_ema = abstract.ema is not None
-    if params is not None:
-        params = jax.device_put(params, places.params)
-        return jax.jit(lambda params: new_state(params, optimizer, with_ema), out_shardings=places)(params)
+    given = {name: jax.device_put(part, places.params[name]) for name, part in (params or {}).items()}
 
-    def create(rng: Any) -> TrainState:
-        return new_state(unbox(task.init(rng)), optimizer, with_ema)
+    def create(rng: Any, given: Params) -> TrainState:
+        return new_state({**unbox(task.init(rng)), **given}, optimizer, abstract.ema is not None)
 
-    return jax.jit(create, out_shardings=places)(jax.random.key(seed))
+    return jax.jit(create, out_shardings=places)(jax.random.key(seed), given)

@@ -18,6 +18,7 @@ def make_train_step(
     seed: int,
     accumulation_steps: int,
     ema_decay: float | None,
+    trainable: tuple[str, ...] = (),
 ) -> Callable[[TrainState, Any, Any], tuple[TrainState, Sums]]:
     """``(state, batch, healthy) -> (state, sums)``: the gradient of sum(loss) / sum(count), then the update.
 
@@ -27,11 +28,13 @@ def make_train_step(
     A non-finite loss or gradient leaves the state as it was, step included, and ``sums["finite"]`` says so. Given to
     the next call as ``healthy``, it keeps that and all later ones from changing the state, so that the host may look
     at it late and still find the state of the bad step.
+
+    Parts of the parameters that are not ``trainable``, by their first names, have no gradient; () means that all are.
     """
 
     def train_step(state: TrainState, batch: Any, healthy: Any) -> tuple[TrainState, Sums]:
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
-        grads, sums = gradients(task, state.params, batch, rng, accumulation_steps)
+        grads, sums = gradients(task, state.params, batch, rng, accumulation_steps, trainable)
         norm = optax.tree.norm(grads)
         finite = healthy & jnp.isfinite(sums["loss"][0]) & jnp.isfinite(norm)
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
@@ -46,10 +49,14 @@ def make_train_step(
     return train_step
 
 
-def gradients(task: Task, params: Any, batch: Any, rng: Any, parts: int) -> tuple[Any, Sums]:
+def gradients(
+    task: Task, params: Any, batch: Any, rng: Any, parts: int, trainable: tuple[str, ...] = ()
+) -> tuple[Any, Sums]:
     """The gradient of the batch's mean loss, and the sums that ``task.loss`` reports."""
 
     def loss(params: Any, part: Any, rng: Any) -> tuple[Any, Sums]:
+        if trainable:  # what is not trained needs no backward pass
+            params = {name: tree if name in trainable else jax.lax.stop_gradient(tree) for name, tree in params.items()}
         sums = task.loss(params, part, rng)
         return sums["loss"][0], sums
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,15 +19,15 @@ from transformer.progress import progress
 from transformer.tasks import make_task
 from transformer.training import workdir as workdirs
 from transformer.training.devices import peak_flops, select_platform
-from transformer.training.loading import open_checkpoints, read_params
+from transformer.training.loading import copy_tokenizer, open_checkpoints, read_parts
 from transformer.training.metrics_log import MetricsLog
 from transformer.training.optimizers import make_optimizer
 from transformer.training.partitioning import LOGICAL_AXES, make_mesh, place_batch
 from transformer.training.schedules import make_schedule
 from transformer.training.signals import Preempted, StopSignals
-from transformer.training.state import TrainState, abstract_state, init_state
+from transformer.training.state import TrainState, abstract_state, count_active_parameters, init_state
 from transformer.training.step import first_non_finite, make_train_step
-from transformer.types import UserError
+from transformer.types import Task, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,7 @@ class Trainer:
         self.config, self.mesh, self.signals = config, mesh, signals
         self.schedule = make_schedule(training, config.model.d_model)
         self.checkpoints = open_checkpoints(workdir, config)
-        before = workdir if self.checkpoints.steps() else training.initialize_from  # whose tokenizer is used
-        self.task = make_task(config, None if before is None else Path(before))
+        self.task = self._make_task(workdir)
         self.task.save_assets(workdir)
         self.fingerprints = {"data": self.task.data_fingerprint(), "assets": self.task.assets_fingerprint()}
         self.optimizer = make_optimizer(training, self.schedule)
@@ -73,6 +73,7 @@ class Trainer:
             seed=config.seed,
             accumulation_steps=training.accumulation_steps,
             ema_decay=training.ema_decay,
+            trainable=training.trainable,
         )
         places = jax.tree.map(lambda leaf: leaf.sharding, self.state)
         self.train_step = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
@@ -111,6 +112,16 @@ class Trainer:
         logger.info("stopped at step %d of %d; the same command goes on from there", self.step, training.num_steps)
         return training.preempted_exit_code if self.signals.received else 0
 
+    def _make_task(self, workdir: Path) -> Task:
+        """With the tokenizer and whatever else the run has in its workdir, or with that of the run it starts from."""
+        if self.checkpoints.steps():
+            return make_task(self.config, workdir)
+        if self.config.training.initialize_from is None:
+            return make_task(self.config)
+        with tempfile.TemporaryDirectory() as folder:
+            copy_tokenizer(Path(self.config.training.initialize_from), Path(folder))
+            return make_task(self.config, Path(folder))
+
     def close(self) -> None:
         self.checkpoints.close()
         self.metrics.close()
@@ -120,8 +131,13 @@ class Trainer:
         training = self.config.training
         abstract = abstract_state(self.task, self.optimizer, training.ema_decay is not None, self.mesh)
         number = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract.params))
+        active = count_active_parameters(abstract.params, self.config.model)
         logger.info(
-            "%s parameters on %d %s device(s)", f"{number:,}", self.mesh.size, self.mesh.devices.flat[0].platform
+            "%s parameters%s on %d %s device(s)",
+            f"{number:,}",
+            f" ({active:,} active for a token)" if active != number else "",
+            self.mesh.size,
+            self.mesh.devices.flat[0].platform,
         )
         items = {"params": abstract.params, "state": {"step": abstract.step, "optimizer": abstract.optimizer}}
         if abstract.ema is not None:
@@ -130,8 +146,7 @@ class Trainer:
         if restored is None:
             params = None
             if training.initialize_from is not None:
-                params, _ = read_params(Path(training.initialize_from), self.config, self.task, "latest", "raw")
-                logger.info("starting from the parameters in %s", training.initialize_from)
+                params = read_parts(Path(training.initialize_from), self.config, self.task)
             return init_state(self.task, self.optimizer, abstract, self.config.seed, params), 0.0
         for name, found in self.fingerprints.items():
             if restored.metadata[f"{name}_fingerprint"] != found:

@@ -1,0 +1,48 @@
+"""Vectors of generated phrases, English and German, that are near each other for the same meaning: no download.
+
+python train.py --config=configs/phrase_embedding.py --workdir=runs/embedding
+python eval.py --workdir=runs/embedding --split=test
+echo 'twelve days ago' | python generate.py --workdir=runs/embedding
+
+Synthetic text, no benchmark. It learns in minutes on two CPU cores; eval.py gives how often a phrase finds its
+translation first among the 1,000 of the test split (accuracy), by chance in 0.1%.
+"""
+
+from ml_collections import ConfigDict
+
+from transformer.config import default_config
+
+
+def get_config() -> ConfigDict:
+    config = default_config()
+    config.task = "sentence_embedding"
+    config.data.vocab_size = 600
+    config.data.tokens_per_batch = 4_096
+    config.data.max_source_length = 64
+    config.data.max_target_length = 64
+    config.data.num_buckets = 2
+
+    config.model.variant = "encoder_only"
+    config.model.pooling = "mean"
+    config.model.d_model = 128
+    config.model.d_ff = 512
+    config.model.num_heads = 4
+    config.model.num_encoder_layers = 3
+    config.model.norm_placement = "pre"
+    config.model.position_encoding = "rotary"
+    config.model.activation = "gelu"
+    config.model.dropout_rate = 0.0
+    config.model.scan_unroll = 3
+
+    config.training.num_steps = 500
+    config.training.schedule = "warmup_stable_decay"
+    config.training.learning_rate = 1e-3
+    config.training.warmup_steps = 50
+    config.training.decay_steps = 200
+    config.training.label_smoothing = 0.0
+    config.training.gradient_clip = 1.0
+    config.training.log_every = 50
+    config.training.checkpoint_every = 125
+    config.training.evaluate_every = 125
+    config.training.best_metric = "accuracy"
+    return config

@@ -1,0 +1,159 @@
+"""What tasks have in common: what they ask of a config, how they run a model in training, the plain parts of the
+protocol."""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Optional
+
+from transformer.config import Config
+from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
+from transformer.data.sources import cache_folder
+from transformer.data.store import Store, open_store
+from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizer, save_tokenizers
+from transformer.models.named_parts import check_names
+from transformer.models.stacks import require_decoding
+from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
+from transformer.types import Candidate, Params, Sums, UserError, one_of
+
+
+class BaseTask:
+    """The parts of :class:`transformer.types.Task` that most tasks share.
+
+    A subclass states what it needs, and has ``_source`` (with ``fingerprint_of``), ``_training`` (a pipeline with
+    ``num_batches`` and ``batch``), ``tokenizer``, ``model`` and ``candidates``.
+
+    name       the value of ``task``
+    variant    the value of ``model.variant``
+    batchings  the values of ``data.batching``; () if it has no part in it
+    scores     what ``training.best_metric`` may be
+    decodes    whether the model must decode token by token
+    """
+
+    name: ClassVar[str]
+    variant: ClassVar[str]
+    batchings: ClassVar[tuple[str, ...]] = ()
+    scores: ClassVar[tuple[str, ...]]
+    decodes: ClassVar[bool] = False
+
+    tokenizer: Any
+    _source: Any
+    _training: Any
+
+    def __init__(self, config: Config):
+        """
+        Raises:
+          UserError: for what the task cannot do, before any data is read.
+        """
+        self.config = config
+        needed = {
+            "model.variant": (config.model.variant, (self.variant,)),
+            "data.batching": (config.data.batching, self.batchings or (config.data.batching,)),
+            "training.best_metric": (config.training.best_metric, self.scores),
+        }
+        for key, (value, allowed) in needed.items():
+            if value not in allowed:
+                raise UserError(f"task={self.name} has no {key}={value}; use {' or '.join(allowed)}")
+        check_names(config.model)
+        if self.decodes:
+            require_decoding(config.model)
+        one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
+
+    def data_fingerprint(self) -> str:
+        fingerprint: str = self._source.fingerprint_of("train")
+        return fingerprint
+
+    def assets_fingerprint(self) -> str:
+        fingerprint: str = self.tokenizer.fingerprint
+        return fingerprint
+
+    def steps_per_epoch(self) -> int:
+        number: int = self._training.num_batches
+        return number
+
+    def batch(self, step: int) -> Any:
+        return self._training.batch(step)
+
+    def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
+        raise NotImplementedError
+
+    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
+        return [found[0].text for found in self.candidates(params, lines, 1)]
+
+    def save_assets(self, workdir: Path) -> None:
+        save_tokenizers(workdir, (self.tokenizer, self.tokenizer))
+
+    def _sums(self, logits: Any, targets: Any, weights: Any, collected: Mapping[str, Any]) -> Sums:
+        """What ``loss`` gives for logits of classes or tokens, and for what layers collected."""
+        training = self.config.training
+        sums = cross_entropy(
+            logits,
+            targets,
+            weights,
+            label_smoothing=training.label_smoothing,
+            form=training.label_smoothing_form,
+            padding_id=self.tokenizer.pad_id,
+        )
+        return add_auxiliary_losses(sums, collected, self.config.model)
+
+
+class DocumentTask(BaseTask):
+    """A task over documents, which are read when first asked for."""
+
+    def __init__(self, config: Config, assets: Optional[Path] = None):
+        super().__init__(config)
+        self.tokenizer: Tokenizer = (
+            make_tokenizer(config.data, self._source) if assets is None else load_tokenizers(assets)[1]
+        )
+        self._stores: dict[str, Store] = {}
+
+    @functools.cached_property
+    def _source(self) -> DocumentSource:
+        return make_documents(self.config.data, self.config.seed)
+
+    def _given(self, data: str | Mapping[str, Path]) -> tuple[DocumentSource, str]:
+        """The documents of ``evaluate``'s argument: a source, and the split of it."""
+        if isinstance(data, str):
+            return self._source, data
+        require_roles(self.name, data, ("text",))
+        return DocumentList(list(read_documents(data["text"], self.config.data.documents))), "given"
+
+    def _store(self, source: DocumentSource, split: str) -> Store:
+        """The tokenised split."""
+        if source is not self._source:
+            return open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
+        if split not in self._stores:
+            self._stores[split] = open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
+        return self._stores[split]
+
+
+def run_model(model: Any, params: Params, rng: Any, *inputs: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:
+    """What a model gives for inputs, and the sums that its layers collect; see ``add_auxiliary_losses``.
+
+    Args:
+      rng: of dropout; None: no dropout.
+    """
+    outputs, collected = model.apply(
+        {"params": params},
+        *inputs,
+        deterministic=rng is None,
+        rngs=None if rng is None else {"dropout": rng},
+        mutable=("sums",),
+        **options,
+    )
+    return outputs, collected
+
+
+def require_roles(task: str, files: Mapping[str, Path], *known: Sequence[str]) -> None:
+    """Raise a ``UserError`` unless files that are to be scored have roles that the task knows.
+
+    Args:
+      task: its name.
+      files: by role, as :meth:`transformer.types.Task.evaluate` gets them.
+      known: the sets of roles that it can score, each in the order in which a message names them.
+    """
+    if set(files) in map(set, known):
+        return
+    ways = [" with ".join(f"--{role}" for role in roles) for roles in (("split",), *known)]
+    given = " with ".join(f"--{role}" for role in files)
+    raise UserError(f"task={task} scores {', '.join(ways[:-1])} or {ways[-1]}, not {given}")

@@ -1,0 +1,283 @@
+"""Image classification: images with a class each, a Vision Transformer, accuracy and F1, features for other uses."""
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from transformer.config import Config
+from transformer.data.images import (
+    ImageClasses,
+    ImagePipeline,
+    Images,
+    ImageSource,
+    Preparation,
+    check_augmentations,
+    read_image,
+    read_images,
+)
+from transformer.evaluation.classification_scores import confusion_counts, score
+from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
+from transformer.models.vision import ImageClassifier, check_vision, num_tokens, patch_grid
+from transformer.progress import progress
+from transformer.tasks.losses import add_auxiliary_losses
+from transformer.types import Candidate, ImageBatch, Params, Sums, UserError
+
+SCORES = ("accuracy", "f1", "nll")
+
+logger = logging.getLogger(__name__)
+
+
+class ImageClassificationTask:
+    """See :class:`transformer.types.Task`. Training data is read when first asked for: a trained model needs none.
+
+    All images are fitted to one shape, that of ``data.image_size`` or else of the first training image, in grey or
+    colour as that is. A table of positions that ``model.position_grid`` does not size is as large as the images need,
+    the longer side of rectangular ones; to go on from a run at another resolution, state that run's.
+
+    A line of text to ``predict`` is the path of an image file.
+    """
+
+    tokenizer = None
+
+    def __init__(self, config: Config, assets: Optional[Path] = None):
+        self.config = config
+        _check(config)
+        saved = None if assets is None else ImageClasses.load(assets)
+        classes = self._source.classes() if saved is None else saved
+        size = config.data.image_size
+        if size is not None:
+            classes = classes._replace(image_shape=(size, size, classes.image_shape[2]))
+        self.classes = classes
+        self._preparation = Preparation(config.data, classes.image_shape)
+        grid = config.model.position_grid or max(patch_grid(config.model, *classes.image_shape[:2]))
+        self.model = ImageClassifier(replace(config.model, position_grid=grid), len(classes.names))
+
+    # Data
+
+    @functools.cached_property
+    def _source(self) -> ImageSource:
+        return ImageSource(self.config.data, self.config.seed)
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return self._source.split("train").fingerprint()
+
+    def data_fingerprint(self) -> str:
+        return self._fingerprint
+
+    def assets_fingerprint(self) -> str:
+        return "none"
+
+    @functools.cached_property
+    def _training(self) -> ImagePipeline:
+        images, data = self._source.split("train"), self.config.data
+        pipeline = ImagePipeline(images, self.classes.names, self._preparation, data, self.config.seed)
+        logger.info(
+            "training on %d images of %s in %d classes, %d batches an epoch",
+            len(images),
+            " x ".join(map(str, self.classes.image_shape)),
+            len(self.classes.names),
+            pipeline.num_batches,
+        )
+        return pipeline
+
+    def steps_per_epoch(self) -> int:
+        return self._training.num_batches
+
+    def batch(self, step: int) -> ImageBatch:
+        return self._training.batch(step)
+
+    # Training
+
+    def init(self, rng: Any) -> Params:
+        images = jnp.zeros((1, *self.classes.image_shape), jnp.float32)
+        return self.model.init(rng, images, deterministic=True)["params"]
+
+    def loss(self, params: Params, batch: ImageBatch, rng: Any) -> Sums:
+        logits_BV, collected = self.model.apply(
+            {"params": params},
+            batch.images,
+            deterministic=rng is None,
+            rngs=None if rng is None else {"dropout": rng},
+            mutable=("sums",),
+        )
+        smoothing = self.config.training.label_smoothing
+        sums = mixed_cross_entropy(logits_BV, batch.label_weights, batch.loss_weights, label_smoothing=smoothing)
+        return add_auxiliary_losses(sums, collected, self.config.model)
+
+    def work(self, batch: ImageBatch) -> dict[str, float]:
+        model, shape = self.config.model, self.classes.image_shape
+        rows, length = len(batch.images), num_tokens(model, *shape[:2])
+        first_and_last = np.prod(shape) * model.d_model + model.d_model * len(self.classes.names)
+        images = float(batch.loss_weights.sum())
+        return {
+            "images": images,
+            "image_tokens": images * length,
+            "positions": float(rows * length),
+            "flops": TRAINING_FACTOR * (encoder_forward_flops(model, rows, length) + 2.0 * rows * first_and_last),
+        }
+
+    # Scores
+
+    def evaluate(
+        self,
+        params: Params,
+        data: str | Mapping[str, Path],
+        *,
+        during_training: bool = False,
+        outputs: Optional[Path] = None,
+    ) -> dict[str, Any]:
+        """Accuracy, macro-F1, and nats per image, of images as they are: nothing is augmented.
+
+        ``accuracy_of_majority`` is that of always guessing the class that the training split has most often. During
+        training ``evaluation.max_examples`` are images at even distances, as files are often sorted by class.
+        ``outputs``: the likeliest class of each image.
+        """
+        if isinstance(data, str):
+            images = self._source.split(data)
+        elif set(data) == {"text"}:
+            images = read_images(data["text"])
+        else:
+            raise UserError(
+                "task=image_classification scores a split, or one folder or file of images; it has no use for "
+                f"{', '.join(data)}"
+            )
+        limit = self.config.evaluation.max_examples
+        if during_training and limit is not None and limit < len(images):
+            images = images.subset(np.arange(limit) * len(images) // limit)
+        if not len(images):
+            raise UserError(f"there is no image in the {data} split; raise data.validation_share or data.test_share")
+        names = self.classes.names
+        labels = images.labels(names)
+        log_probs = self._in_batches(class_log_probs, params, images, len(names))
+        found = log_probs.argmax(axis=1)
+        if outputs is not None:
+            outputs.write_text("".join(f"{names[number]}\n" for number in found), encoding="utf-8")
+        scores = {
+            **score(confusion_counts(labels, found, len(names)), names),
+            "nll": float(-np.mean(log_probs[np.arange(len(labels)), labels])),
+        }
+        if self.classes.most_frequent is not None:
+            scores["accuracy_of_majority"] = float(np.mean(labels == names.index(self.classes.most_frequent)))
+        return scores
+
+    # Inference
+
+    def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
+        """The likeliest classes of the image that each line names, with their log-probabilities.
+
+        A line of nothing but white space has no class.
+        """
+        names = self.classes.names
+        if num_best > len(names):
+            raise UserError(f"num_best={num_best} is more than there are classes: {len(names)}")
+        paths = [line for line in lines if line.strip()]
+        log_probs = self._in_batches(class_log_probs, params, paths, len(names))
+        order = np.argsort(-log_probs, axis=1, kind="stable")[:, :num_best]
+        found = iter(zip(log_probs, order, strict=True))
+        for line in lines:
+            if line.strip():
+                values, best = next(found)
+                yield [Candidate(names[label], float(values[label])) for label in best]
+            else:
+                yield [Candidate("", 0.0)] * num_best
+
+    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
+        return [found[0].text for found in self.candidates(params, lines, 1)]
+
+    def embed(self, params: Params, images: Images | Sequence[str] | np.ndarray) -> np.ndarray:
+        """The pooled features of images, float32 [n, d_model]: what the classifier is given, for probes and search.
+
+        Args:
+          images: of a split (``read_images``, ``ImageSource.split``), paths of files, or uint8 [n, height, width,
+            channels]; fitted and normalised as in training.
+        """
+        return self._in_batches(pooled_features, params, images, self.config.model.d_model)
+
+    def save_assets(self, workdir: Path) -> None:
+        self.classes.save(workdir)
+
+    def _in_batches(
+        self, function: Callable[..., Any], params: Params, images: Images | Sequence[str] | np.ndarray, width: int
+    ) -> np.ndarray:
+        """What a compiled function gives for each image, float32 [n, width]; all batches have one shape."""
+        number, length = len(images), num_tokens(self.config.model, *self.classes.image_shape[:2])
+        rows = max(min(self.config.decoding.tokens_per_batch // length, number), 1)
+        results = np.zeros((number, width), np.float32)
+        starts = range(0, number, rows)
+        for start in progress(starts, "looking at images", len(starts), "batch"):
+            batch = slice(start, min(start + rows, number))
+            given = [images[place] for place in range(batch.start, batch.stop)]
+            inputs = self._preparation([read_image(Path(one)) if isinstance(one, str) else one for one in given])
+            filled = np.concatenate([inputs, np.zeros((rows - len(inputs), *inputs.shape[1:]), np.float32)])
+            results[batch] = np.asarray(function(self.model, params, filled))[: len(inputs)]
+        return results
+
+
+def mixed_cross_entropy(
+    logits: Float[Array, "B V"],
+    label_weights: Float[Array, "B V"],
+    loss_weights: Float[Array, "B"],
+    *,
+    label_smoothing: float = 0.0,
+) -> dict[str, tuple[Float[Array, ""], Float[Array, ""]]]:
+    """Weighted sums over rows, in float32: ``-sum_v q_v log softmax(logits)_v`` for targets that are shares of classes.
+
+    Args:
+      logits: unnormalised, of any float dtype.
+      label_weights: of each class its share, which add up to 1.
+      loss_weights: of each row, usually 1 or 0. Where it is 0 neither the sums nor the gradient see the logits.
+      label_smoothing: e, at least 0 and below 1: ``q = (1 - e) label_weights + e / V``, ``uniform`` in
+        ``LABEL_SMOOTHING_FORMS``.
+
+    Returns:
+      Pairs (sum, sum of the weights): ``loss``, to be minimised; ``nll``, the same without smoothing; ``accuracy``, 1
+      where the argmax is the class with the largest share, the first of equal ones.
+    """
+    weighted = loss_weights != 0
+    log_probs = jax.nn.log_softmax(jnp.where(weighted[:, None], logits.astype(jnp.float32), 0.0))
+    nll = -jnp.sum(label_weights * log_probs, axis=-1)
+    loss = (1 - label_smoothing) * nll - label_smoothing * jnp.mean(log_probs, axis=-1)
+    correct = jnp.argmax(log_probs, axis=-1) == jnp.argmax(label_weights, axis=-1)
+    loss_weights = loss_weights.astype(jnp.float32)
+    count = jnp.sum(loss_weights)
+    values = {"loss": loss, "nll": nll, "accuracy": correct.astype(jnp.float32)}
+    return {name: (jnp.sum(of_rows * loss_weights), count) for name, of_rows in values.items()}
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def class_log_probs(model: ImageClassifier, params: Params, images: Any) -> Any:
+    """Log-probability [B, V] of each class for every image [B, H, W, C]."""
+    return jax.nn.log_softmax(model.apply({"params": params}, images, deterministic=True))
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def pooled_features(model: ImageClassifier, params: Params, images: Any) -> Any:
+    """The pooled vector [B, D] of every image [B, H, W, C]."""
+    return model.apply({"params": params}, images, deterministic=True, method="embed")
+
+
+def _check(config: Config) -> None:
+    """See that the config goes with the task, before any data is read."""
+    training = config.training
+    if config.model.variant != "encoder_only":
+        raise UserError(f"task=image_classification needs model.variant=encoder_only, not {config.model.variant}")
+    if training.best_metric not in SCORES:
+        raise UserError(
+            f"training.best_metric={training.best_metric} is no score of task=image_classification; use one of "
+            f"{', '.join(SCORES)}"
+        )
+    if training.label_smoothing_form != "uniform":
+        raise UserError(
+            f"training.label_smoothing_form={training.label_smoothing_form} is for tokens; images have uniform"
+        )
+    check_vision(config.model)
+    check_augmentations(config.data)

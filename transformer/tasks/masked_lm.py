@@ -1,0 +1,361 @@
+"""Masked language modelling: documents, the encoder-only model, cross-entropy at masked places, filling in."""
+
+import dataclasses
+import functools
+import heapq
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.config import Config
+from transformer.data.batching import document_plan, evaluation_plan
+from transformer.data.corruption import MaskedTokenPipeline, Pieces, TokenMasker, encode_marked
+from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
+from transformer.data.sources import cache_folder
+from transformer.data.store import Store, open_store
+from transformer.data.tokenizer import load_tokenizers, make_tokenizer, save_tokenizers
+from transformer.models.embeddings import embedding_rows
+from transformer.models.encoder_only import MaskedLM
+from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
+from transformer.models.masks import AttentionMask
+from transformer.models.named_parts import check_names
+from transformer.progress import progress
+from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
+from transformer.tasks.roles import require_roles
+from transformer.tasks.searching import group_by_length
+from transformer.types import Candidate, MaskedTokenBatch, Params, Sums, UserError, one_of
+
+SCORES = ("nll_per_token", "perplexity", "accuracy")
+MARKS = ("<mask>", "[MASK]")  # what a user types where something is to be filled in
+LINES_AT_A_TIME = 1_024  # among which similar lengths are sought
+TOKENS_AT_A_TIME = 2**20  # counted together
+
+logger = logging.getLogger(__name__)
+
+
+class MaskedLMTask:
+    """See :class:`transformer.types.Task`. Data is read when first asked for: filling in needs none.
+
+    Documents are cut into texts of at most ``data.max_source_length`` tokens, BOS and EOS included, which stand around
+    each text, be it a whole document or not.
+    """
+
+    def __init__(self, config: Config, assets: Optional[Path] = None):
+        self.config = config
+        if config.model.variant != "encoder_only" or config.data.batching == "stream":
+            raise UserError(
+                f"task=masked_lm needs model.variant=encoder_only, not {config.model.variant}, and data.batching="
+                f"bucket or pack, not {config.data.batching}"
+            )
+        if config.data.max_source_length < 3:
+            raise UserError(
+                f"data.max_source_length={config.data.max_source_length} has no room for BOS, a token and EOS"
+            )
+        if config.training.best_metric not in SCORES:
+            raise UserError(
+                f"training.best_metric={config.training.best_metric} is no score of task=masked_lm; use one of "
+                f"{', '.join(SCORES)}"
+            )
+        check_names(config.model)
+        one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
+        if assets is None:
+            self.tokenizer = make_tokenizer(config.data, self._source)
+        else:
+            self.tokenizer = load_tokenizers(assets)[1]
+        self._masker = TokenMasker(self.tokenizer, rate=config.data.noise_density, whole_words=config.data.whole_words)
+        self.model = MaskedLM(config.model, embedding_rows(config.model, self.tokenizer.vocab_size))
+        self._stores: dict[str, Store] = {}
+
+    # Data
+
+    @functools.cached_property
+    def _source(self) -> DocumentSource:
+        return make_documents(self.config.data, self.config.seed)
+
+    def data_fingerprint(self) -> str:
+        return self._source.fingerprint_of("train")
+
+    def assets_fingerprint(self) -> str:
+        return self.tokenizer.fingerprint
+
+    @functools.cached_property
+    def _training(self) -> MaskedTokenPipeline:
+        pieces, repeats = self._pieces(self._source, "train"), self._source.repeats("train")
+        if repeats is not None:
+            repeats = repeats[pieces.documents]
+        data = dataclasses.replace(self.config.data, max_target_length=self.config.data.max_source_length)
+        plan = document_plan(data, pieces.lengths + 2, self.config.seed, repeats)
+        pipeline = MaskedTokenPipeline(pieces, plan, self.tokenizer, self._masker, seed=self.config.seed)
+        logger.info(
+            "training on %d tokens in %d texts, in %d batches an epoch of %s; %.1f%% of the positions are padding",
+            pieces.lengths.sum(dtype=np.int64),
+            len(pieces.lengths),
+            pipeline.num_batches,
+            ", ".join(f"{rows} x {length}" for rows, length in pipeline.shapes),
+            100 * pipeline.padding_share,
+        )
+        return pipeline
+
+    def steps_per_epoch(self) -> int:
+        return self._training.num_batches
+
+    def batch(self, step: int) -> MaskedTokenBatch:
+        return self._training.batch(step)
+
+    def _pieces(self, source: DocumentSource, split: str, num_documents: Optional[int] = None) -> Pieces:
+        """The texts of a split, or of its first documents."""
+        if source is not self._source:
+            store = open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
+        elif split in self._stores:
+            store = self._stores[split]
+        else:
+            store = open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
+            self._stores[split] = store
+        return Pieces(store.sides[0].first(num_documents), self.config.data.max_source_length - 2)
+
+    # Training
+
+    def init(self, rng: Any) -> Params:
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        return self.model.init(rng, tokens, AttentionMask(), tokens, deterministic=True)["params"]
+
+    def loss(self, params: Params, batch: MaskedTokenBatch, rng: Any) -> Sums:
+        training = self.config.training
+        packed = self.config.data.batching == "pack"
+        logits_BMV, collected = logits_and_sums(self.model, params, batch, rng, packed=packed)
+        sums = cross_entropy(
+            logits_BMV,
+            batch.target_tokens,
+            batch.loss_weights,
+            label_smoothing=training.label_smoothing,
+            form=training.label_smoothing_form,
+            padding_id=self.tokenizer.pad_id,
+        )
+        return add_auxiliary_losses(sums, collected, self.config.model)
+
+    def work(self, batch: MaskedTokenBatch) -> dict[str, float]:
+        rows, length = batch.input_tokens.shape
+        d_model, places = self.config.model.d_model, rows * batch.masked_positions.shape[1]
+        forward = encoder_forward_flops(self.config.model, rows, length)
+        forward += 2.0 * places * d_model * (d_model + self.model.vocab_size)
+        return {
+            "source_tokens": float(np.count_nonzero(batch.segment_ids)),
+            "positions": float(rows * length),
+            "flops": TRAINING_FACTOR * forward,
+        }
+
+    # Scores
+
+    def evaluate(
+        self,
+        params: Params,
+        data: str | Mapping[str, Path],
+        *,
+        during_training: bool = False,
+        outputs: Optional[Path] = None,
+    ) -> dict[str, Any]:
+        """Nats and accuracy per masked token, of which there are ``num_examples``: the seed draws what is masked.
+
+        ``accuracy_of_most_frequent`` is that of always guessing one piece, the most frequent of the training split, or
+        of the text if it is a file. ``outputs``: the log-probability of the masked tokens of each text, in nats.
+        """
+        if isinstance(data, str):
+            source, split = self._source, data
+        else:
+            require_roles(self.config.task, data, ("text",))
+            source, split = DocumentList(list(read_documents(data["text"], self.config.data.documents))), "given"
+        limit = self.config.evaluation.max_examples if during_training else None
+        pieces = self._pieces(source, split, limit)
+        frequent = self._most_frequent_in_training if source is self._source else self._most_frequent(pieces)
+        lengths = pieces.lengths + 2
+        plan = evaluation_plan(lengths, lengths, self.config.decoding.tokens_per_batch, self.config.data.num_buckets)
+        pipeline = MaskedTokenPipeline(pieces, plan, self.tokenizer, self._masker, seed=self.config.seed, fixed=True)
+        log_probs = np.zeros(len(lengths))
+        count = correct = correct_of_frequent = 0
+        for number in progress(range(plan.num_batches), "scoring", plan.num_batches, "batch"):
+            layout, batch = pipeline.numbered_batch(number)
+            of_tokens, is_best = jax.device_get(token_scores(self.model, params, batch))
+            weighted = batch.loss_weights > 0
+            log_probs[layout.examples] = np.where(weighted, of_tokens, 0).sum(axis=1, dtype=np.float64)[layout.rows]
+            count += int(weighted.sum())
+            correct += int((is_best & weighted).sum())
+            correct_of_frequent += int(((batch.target_tokens == frequent) & weighted).sum())
+        if not count:
+            raise UserError(f"{data if isinstance(data, str) else data['text']} has no token that could be masked")
+        if outputs is not None:
+            outputs.write_text("".join(f"{value:.6f}\n" for value in log_probs))
+        nll = float(-log_probs.sum()) / count
+        return {
+            "num_examples": count,
+            "num_texts": len(lengths),
+            "nll_per_token": nll,
+            "perplexity": float(np.exp(nll)),
+            "accuracy": correct / count,
+            "accuracy_of_most_frequent": correct_of_frequent / count,
+        }
+
+    @functools.cached_property
+    def _most_frequent_in_training(self) -> int:
+        return self._most_frequent(self._pieces(self._source, "train"))
+
+    def _most_frequent(self, pieces: Pieces) -> int:
+        """The ordinary piece that the texts have most often."""
+        counts = np.zeros(self.tokenizer.vocab_size, np.int64)
+        ends = np.cumsum(pieces.lengths, dtype=np.int64)
+        bounds = np.searchsorted(ends, np.arange(0, ends[-1], TOKENS_AT_A_TIME), side="right")
+        for numbers in np.split(np.arange(len(ends)), bounds[1:]):
+            counts += np.bincount(pieces.gather(numbers), minlength=len(counts))
+        return int(np.where(self._masker.ordinary, counts, -1).argmax())
+
+    # Inference
+
+    def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
+        """Lines with their masks filled in, best first: one piece for each, which does not know of the others.
+
+        A mask is typed ``<mask>`` or ``[MASK]``. Lines without one come back as they are. The score is the sum of the
+        pieces' log-probabilities. A line longer than ``data.max_source_length`` is read in parts, as documents are.
+        """
+        num_pieces = int(self._masker.ordinary.sum())
+        if num_best > num_pieces:
+            raise UserError(f"num_best={num_best} is more than the {num_pieces} pieces that may be filled in")
+        counted = progress(range(len(lines)), "filling in", len(lines))
+        for start in range(0, len(lines), LINES_AT_A_TIME):
+            chunk = lines[start : start + LINES_AT_A_TIME]
+            for line, choices in zip(chunk, self._fill(params, chunk, num_best), strict=True):
+                next(counted)
+                yield self._combined(line, choices, num_best)
+
+    def _fill(self, params: Params, lines: Sequence[str], num_best: int) -> list[list["Choices"]]:
+        """For each mask of each line the pieces that fit best."""
+        tokenizer, most = self.tokenizer, self.config.data.max_source_length - 2
+        encoded = encode_marked(tokenizer, lines, dict.fromkeys(MARKS, self._masker.mask_id))
+        parts = []
+        for number, ids in enumerate(encoded):
+            for start in range(0, len(ids), most):
+                part = ids[start : start + most]
+                if self._masker.mask_id in part:
+                    parts.append((number, [tokenizer.bos_id, *part, tokenizer.eos_id]))
+        found: list[list[Choices]] = [[] for _ in parts]
+        groups = group_by_length(
+            [lines[number] for number, _ in parts],
+            [ids for _, ids in parts],
+            self.config.decoding.tokens_per_batch,
+        )
+        for members, length, rows in groups:
+            tokens = np.full((rows, length), tokenizer.pad_id, np.int32)
+            lengths = np.zeros(rows, np.int32)
+            for row, member in enumerate(members):
+                ids = parts[member][1]
+                tokens[row, : len(ids)] = ids
+                lengths[row] = len(ids)
+            masked = tokens == self._masker.mask_id
+            counts = masked.sum(axis=1)
+            places = np.zeros((rows, 1 << (int(counts.max()) - 1).bit_length()), np.int32)
+            for row in range(len(members)):
+                places[row, : counts[row]] = np.flatnonzero(masked[row])
+            scores, best = jax.device_get(
+                best_pieces(self.model, params, tokens, lengths, places, self._allowed, num_best=num_best)
+            )
+            for row, member in enumerate(members):
+                found[member] = [
+                    Choices(best[row, place].tolist(), scores[row, place].tolist()) for place in range(counts[row])
+                ]
+        choices: list[list[Choices]] = [[] for _ in lines]
+        for (number, _), of_part in zip(parts, found, strict=True):
+            choices[number] += of_part
+        return choices
+
+    @functools.cached_property
+    def _allowed(self) -> np.ndarray:
+        """[V] bool: which rows of the embedding may be filled in."""
+        return np.append(self._masker.ordinary, np.zeros(self.model.vocab_size - self.tokenizer.vocab_size, bool))
+
+    def _combined(self, line: str, choices: Sequence["Choices"], num_best: int) -> list[Candidate]:
+        """The best combinations of the pieces for the masks of a line."""
+        best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+        for pieces, scores in choices:
+            longer = (
+                (before + score, (*ids, piece))
+                for before, ids in best
+                for piece, score in zip(pieces, scores, strict=True)
+            )
+            best = heapq.nlargest(num_best, longer, key=lambda scored: scored[0])
+        if not choices:
+            best *= num_best
+        return [
+            Candidate(filled_in(line, [self.tokenizer.decode([piece]) for piece in ids]), score) for score, ids in best
+        ]
+
+    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
+        return [found[0].text for found in self.candidates(params, lines, 1)]
+
+    def save_assets(self, workdir: Path) -> None:
+        save_tokenizers(workdir, (self.tokenizer, self.tokenizer))
+
+
+class Choices(NamedTuple):
+    """What may stand in the place of a mask: pieces, best first, and their log-probabilities."""
+
+    pieces: list[int]
+    scores: list[float]
+
+
+def filled_in(line: str, texts: Sequence[str]) -> str:
+    """A line with these texts in place of its masks; all else stays as it was typed."""
+    for mark in MARKS[1:]:
+        line = line.replace(mark, MARKS[0])
+    first, *others = line.split(MARKS[0])
+    return first + "".join(text + other for text, other in zip(texts, others, strict=True))
+
+
+def logits_and_sums(
+    model: MaskedLM, params: Params, batch: MaskedTokenBatch, rng: Any, *, packed: bool
+) -> tuple[Any, Mapping[str, Any]]:
+    """Scores [B, M, V] of all tokens at the masked places, and the sums that layers collect.
+
+    Args:
+      rng: of dropout; None: no dropout.
+      packed: whether rows hold several texts.
+    """
+    if packed:
+        mask = AttentionMask(query_segment_ids=batch.segment_ids, key_segment_ids=batch.segment_ids)
+    else:  # as little as is needed: more kernels understand that
+        lengths_B = jnp.sum(batch.segment_ids != 0, axis=1)
+        mask = AttentionMask(query_lengths=lengths_B, key_lengths=lengths_B)
+    logits_BMV, collected = model.apply(
+        {"params": params},
+        batch.input_tokens,
+        mask,
+        batch.masked_positions,
+        positions_BT=batch.positions if packed else None,
+        deterministic=rng is None,
+        rngs=None if rng is None else {"dropout": rng},
+        mutable=("sums",),
+    )
+    return logits_BMV, collected
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def token_scores(model: MaskedLM, params: Params, batch: MaskedTokenBatch) -> tuple[Any, Any]:
+    """Of each masked token [B, M] its log-probability, and whether it is the best guess; with one text a row."""
+    logits_BMV, _ = logits_and_sums(model, params, batch, None, packed=False)
+    targets_BM1 = batch.target_tokens[..., None]
+    log_probs_BM = jnp.take_along_axis(jax.nn.log_softmax(logits_BMV), targets_BM1, axis=-1)[..., 0]
+    return log_probs_BM, jnp.argmax(logits_BMV, axis=-1) == batch.target_tokens
+
+
+@functools.partial(jax.jit, static_argnames=("model", "num_best"))
+def best_pieces(
+    model: MaskedLM, params: Params, tokens_BT: Any, lengths_B: Any, places_BM: Any, allowed_V: Any, *, num_best: int
+) -> tuple[Any, Any]:
+    """Log-probabilities and ids [B, M, num_best] of the best of the allowed pieces at some places, best first."""
+    mask = AttentionMask(query_lengths=lengths_B, key_lengths=lengths_B)
+    logits_BMV: Any = model.apply({"params": params}, tokens_BT, mask, places_BM, deterministic=True)
+    log_probs_BMV = jnp.where(allowed_V, jax.nn.log_softmax(logits_BMV), -jnp.inf)
+    scores, pieces = jax.lax.top_k(log_probs_BMV, num_best)
+    return scores, pieces

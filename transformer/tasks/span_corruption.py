@@ -1,0 +1,261 @@
+"""Span corruption: documents with spans cut out, the encoder-decoder model that writes them, filling in."""
+
+import functools
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.config import Config
+from transformer.data.batching import evaluation_plan, training_plan
+from transformer.data.corruption import (
+    Pieces,
+    SpanCorruptionPipeline,
+    corrupted_lengths,
+    encode_marked,
+    span_counts,
+)
+from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
+from transformer.data.pipeline import real_tokens
+from transformer.data.sources import cache_folder
+from transformer.data.store import Store, open_store
+from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizer, save_tokenizers
+from transformer.models.embeddings import embedding_rows
+from transformer.models.flops import TRAINING_FACTOR, seq2seq_forward_flops
+from transformer.models.masks import AttentionMask
+from transformer.models.named_parts import check_names
+from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
+from transformer.models.stacks import require_decoding
+from transformer.progress import progress
+from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
+from transformer.tasks.roles import require_roles
+from transformer.tasks.translation import logits, logits_and_sums
+from transformer.tasks.translator import Translator
+from transformer.types import Candidate, Params, Seq2SeqBatch, Sums, UserError, one_of
+
+SCORES = ("nll_per_token", "perplexity", "accuracy")
+
+logger = logging.getLogger(__name__)
+
+
+class SpanCorruptionTask:
+    """See :class:`transformer.types.Task`. Data is read when first asked for: filling in needs none.
+
+    Documents are cut into texts of at most ``data.max_source_length`` tokens, EOS included, before spans are cut out of
+    them; what is left is never longer.
+
+    Reference: Raffel et al., T5 (2020), section 3.1.4. Its code joins documents before it cuts them into texts; here no
+    text has parts of two.
+    """
+
+    def __init__(self, config: Config, assets: Optional[Path] = None):
+        self.config = config
+        data = config.data
+        if config.model.variant != "encoder_decoder" or data.batching == "stream" or not data.joint_vocabulary:
+            raise UserError(
+                f"task=span_corruption needs model.variant=encoder_decoder, not {config.model.variant}, data.batching="
+                f"bucket or pack, not {data.batching}, and data.joint_vocabulary=True"
+            )
+        if config.training.best_metric not in SCORES:
+            raise UserError(
+                f"training.best_metric={config.training.best_metric} is no score of task=span_corruption; use one of "
+                f"{', '.join(SCORES)}"
+            )
+        check_names(config.model)
+        require_decoding(config.model)
+        one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
+        self._noise = (data.noise_density, data.mean_span_length)
+        _, [target_length] = corrupted_lengths(np.array([data.max_source_length - 1]), *self._noise)
+        if target_length > data.max_target_length:
+            raise UserError(
+                f"data.max_target_length={data.max_target_length} has no room for what is cut out of a text of "
+                f"data.max_source_length={data.max_source_length}; set it to {target_length} or more"
+            )
+        if assets is None:
+            self.tokenizer = make_tokenizer(data, self._source)
+        else:
+            self.tokenizer = load_tokenizers(assets)[1]
+        _, [num_spans] = span_counts(np.array([data.max_source_length - 1]), *self._noise)
+        missing = num_spans - len(self.tokenizer.sentinel_ids)
+        if missing > 0:
+            raise UserError(
+                f"data.extra_ids={data.extra_ids} is too few: a text of data.max_source_length="
+                f"{data.max_source_length} loses {num_spans} spans, and the tokenizer has "
+                f"{len(self.tokenizer.sentinel_ids)} sentinels; set data.extra_ids={data.extra_ids + missing}"
+            )
+        rows = embedding_rows(config.model, self.tokenizer.vocab_size)
+        self.model = Seq2Seq(config.model, rows, rows)
+        self._stores: dict[str, Store] = {}
+
+    # Data
+
+    @functools.cached_property
+    def _source(self) -> DocumentSource:
+        return make_documents(self.config.data, self.config.seed)
+
+    def data_fingerprint(self) -> str:
+        return self._source.fingerprint_of("train")
+
+    def assets_fingerprint(self) -> str:
+        return self.tokenizer.fingerprint
+
+    @functools.cached_property
+    def _training(self) -> SpanCorruptionPipeline:
+        pieces, repeats = self._pieces(self._source, "train"), self._source.repeats("train")
+        if repeats is not None:
+            repeats = repeats[pieces.documents]
+        lengths = corrupted_lengths(pieces.lengths, *self._noise)
+        plan = training_plan(self.config.data, *lengths, self.config.seed, repeats)
+        logger.info(
+            "training on %d tokens in %d texts, in %d batches an epoch of %s; %.1f%% of the positions are padding",
+            pieces.lengths.sum(dtype=np.int64),
+            len(pieces.lengths),
+            plan.num_batches,
+            ", ".join(f"{rows} x ({source} + {target})" for rows, source, target in plan.shapes),
+            100 * plan.padding_share(),
+        )
+        return SpanCorruptionPipeline(pieces, plan, self.tokenizer, *self._noise, seed=self.config.seed)
+
+    def steps_per_epoch(self) -> int:
+        return self._training.num_batches
+
+    def batch(self, step: int) -> Seq2SeqBatch:
+        return self._training.batch(step)
+
+    def _pieces(self, source: DocumentSource, split: str, num_documents: Optional[int] = None) -> Pieces:
+        """The texts of a split, or of its first documents."""
+        if source is not self._source:
+            store = open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
+        elif split in self._stores:
+            store = self._stores[split]
+        else:
+            store = open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
+            self._stores[split] = store
+        return Pieces(store.sides[0].first(num_documents), self.config.data.max_source_length - 1)
+
+    # Training
+
+    def init(self, rng: Any) -> Params:
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        masks = Seq2SeqMasks(AttentionMask(), AttentionMask(), AttentionMask())
+        return self.model.init(rng, tokens, tokens, masks, deterministic=True)["params"]
+
+    def loss(self, params: Params, batch: Seq2SeqBatch, rng: Any) -> Sums:
+        training, packed = self.config.training, self.config.data.batching == "pack"
+        logits_BTV, collected = logits_and_sums(self.model, params, batch, rng, packed=packed)
+        sums = cross_entropy(
+            logits_BTV,
+            batch.decoder_target_tokens,
+            batch.decoder_loss_weights,
+            label_smoothing=training.label_smoothing,
+            form=training.label_smoothing_form,
+            padding_id=self.tokenizer.pad_id,
+        )
+        return add_auxiliary_losses(sums, collected, self.config.model)
+
+    def work(self, batch: Seq2SeqBatch) -> dict[str, float]:
+        source_tokens, target_tokens = real_tokens(batch)
+        rows, source_length = batch.encoder_input_tokens.shape
+        target_length = batch.decoder_input_tokens.shape[1]
+        vocab_size = self.model.target_vocab_size
+        forward = seq2seq_forward_flops(self.config.model, vocab_size, rows, source_length, target_length)
+        return {
+            "source_tokens": float(source_tokens),
+            "target_tokens": float(target_tokens),
+            "positions": float(rows * (source_length + target_length)),
+            "flops": TRAINING_FACTOR * forward,
+        }
+
+    # Scores
+
+    def evaluate(
+        self,
+        params: Params,
+        data: str | Mapping[str, Path],
+        *,
+        during_training: bool = False,
+        outputs: Optional[Path] = None,
+    ) -> dict[str, Any]:
+        """Nats and accuracy per target token, sentinels and EOS among them, by teacher forcing; the seed draws spans.
+
+        ``outputs``: the log-probability of the target of each text, in nats.
+        """
+        if isinstance(data, str):
+            source, split = self._source, data
+        else:
+            require_roles(self.config.task, data, ("text",))
+            source, split = DocumentList(list(read_documents(data["text"], self.config.data.documents))), "given"
+        limit = self.config.evaluation.max_examples if during_training else None
+        pieces = self._pieces(source, split, limit)
+        lengths = corrupted_lengths(pieces.lengths, *self._noise)
+        plan = evaluation_plan(*lengths, self.config.decoding.tokens_per_batch, self.config.data.num_buckets)
+        pipeline = SpanCorruptionPipeline(pieces, plan, self.tokenizer, *self._noise, seed=self.config.seed, fixed=True)
+        log_probs, correct = np.zeros(len(pieces.lengths)), 0
+        for number in progress(range(plan.num_batches), "teacher forcing", plan.num_batches, "batch"):
+            layout, batch = pipeline.numbered_batch(number)
+            of_rows, num_correct = jax.device_get(row_scores(self.model, params, batch))
+            log_probs[layout.examples] = of_rows[layout.rows]
+            correct += int(num_correct)
+        if outputs is not None:
+            outputs.write_text("".join(f"{value:.6f}\n" for value in log_probs))
+        num_tokens = int(lengths[1].sum(dtype=np.int64))
+        nll = float(-log_probs.sum()) / num_tokens
+        return {
+            "num_examples": len(log_probs),
+            "num_tokens": num_tokens,
+            "nll_per_token": nll,
+            "perplexity": float(np.exp(nll)),
+            "accuracy": correct / num_tokens,
+        }
+
+    # Inference
+
+    def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
+        """What the model writes for lines with ``<extra_id_0>``, ``<extra_id_1>``, ... in them: each, and its span."""
+        tokenizers = (TypedSentinels(self.tokenizer), self.tokenizer)
+        return Translator(self.model, tokenizers, self.config.decoding)(params, lines, num_best)
+
+    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
+        return [found[0].text for found in self.candidates(params, lines, 1)]
+
+    def save_assets(self, workdir: Path) -> None:
+        save_tokenizers(workdir, (self.tokenizer, self.tokenizer))
+
+
+class TypedSentinels(Tokenizer):
+    """A tokenizer that reads sentinels where ``<extra_id_0>``, ``<extra_id_1>``, ... are typed; in all else another."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.vocab_size, self.fingerprint = tokenizer.vocab_size, tokenizer.fingerprint
+        self.pad_id, self.bos_id, self.eos_id = tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id
+        self.unk_id, self.start_id = tokenizer.unk_id, tokenizer.start_id
+        self.mask_id, self.sentinel_ids = tokenizer.mask_id, tokenizer.sentinel_ids
+        self._tokenizer = tokenizer
+        self._marks = {f"<extra_id_{number}>": i for number, i in enumerate(tokenizer.sentinel_ids)}
+
+    def encode(self, line: str) -> list[int]:
+        return self.encode_batch([line])[0]
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        return encode_marked(self._tokenizer, lines, self._marks)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+    def save(self, folder: str | os.PathLike[str], name: str) -> None:
+        self._tokenizer.save(folder, name)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def row_scores(model: Seq2Seq, params: Params, batch: Seq2SeqBatch) -> tuple[Any, Any]:
+    """Log-probability [B] of each row's target, and how many tokens are the best guess; with one text a row."""
+    logits_BTV = logits(model, params, batch, packed=False)
+    targets_BT, weighted_BT = batch.decoder_target_tokens, batch.decoder_loss_weights > 0
+    log_probs_BT = jnp.take_along_axis(jax.nn.log_softmax(logits_BTV), targets_BT[..., None], axis=-1)[..., 0]
+    correct_BT = weighted_BT & (jnp.argmax(logits_BTV, axis=-1) == targets_BT)
+    return jnp.where(weighted_BT, log_probs_BT, 0).sum(axis=1), correct_BT.sum()

@@ -1,0 +1,274 @@
+"""Token classification: words with labels, an encoder with a classifier on each token, F1; capitals and marks
+restored."""
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.config import Config
+from transformer.data.labeled_text import NO_LABEL, LabeledTextPipeline, LabelSet, inference_batches, padded
+from transformer.data.token_labels import LabeledWords, LabeledWordSource, WordEncoder, WordRows, get_labeling
+from transformer.data.tokenizer import load_tokenizers, make_tokenizer, save_tokenizers
+from transformer.evaluation.classification_scores import confusion_counts, score
+from transformer.models.embeddings import embedding_rows
+from transformer.models.encoder_only import TokenClassifier
+from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
+from transformer.models.masks import AttentionMask
+from transformer.models.named_parts import check_names
+from transformer.progress import progress
+from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
+from transformer.types import Candidate, LabeledTextBatch, Params, Sums, UserError, one_of
+
+SCORES = ("f1", "accuracy", "nll")
+LINES_AT_A_TIME = 1_024
+
+logger = logging.getLogger(__name__)
+
+
+class _Split(NamedTuple):
+    """Texts, their rows, and the number of the label of each of their words, int32 [words]."""
+
+    texts: list[LabeledWords]
+    rows: WordRows
+    labels: np.ndarray
+
+
+class TokenClassificationTask:
+    """See :class:`transformer.types.Task`. Training data is read when first asked for: a trained model needs none.
+
+    A row is ``bos pieces eos`` with words of one text, as many as ``data.max_source_length`` has room for. The first
+    piece of a word carries its label. A text that is longer than a row goes on in others, which do not see each other.
+    """
+
+    def __init__(self, config: Config, assets: Optional[Path] = None):
+        self.config = config
+        _check(config)
+        self._labeling = get_labeling(config.data)
+        if assets is None:
+            self.tokenizer = make_tokenizer(config.data, self._source)
+        else:
+            self.tokenizer = load_tokenizers(assets)[0]
+        self.labels = (assets and LabelSet.load(assets)) or self._source.labels()
+        self._encode_words = WordEncoder(self.tokenizer, config.data.max_source_length)
+        vocab_size = embedding_rows(config.model, self.tokenizer.vocab_size)
+        self.model = TokenClassifier(config.model, vocab_size, len(self.labels.names))
+        self._splits: dict[str, _Split] = {}
+
+    # Data
+
+    @functools.cached_property
+    def _source(self) -> LabeledWordSource:
+        return self._labeling.source(self.config.data, self.config.seed)
+
+    def data_fingerprint(self) -> str:
+        return self._source.fingerprint_of("train")
+
+    def assets_fingerprint(self) -> str:
+        return self.tokenizer.fingerprint
+
+    @functools.cached_property
+    def _training(self) -> LabeledTextPipeline:
+        _, rows, labels = self._split("train")
+        repeats = self._source.repeats("train")
+        pipeline = LabeledTextPipeline(
+            rows.rows,
+            rows.labels(labels),
+            self.config.data,
+            seed=self.config.seed,
+            pad_id=self.tokenizer.pad_id,
+            repeats=None if repeats is None else repeats[rows.texts],
+        )
+        logger.info(
+            "training on %d words with %d labels, in %d batches an epoch of %s; %.1f%% of the positions are padding",
+            len(labels),
+            len(self.labels.names),
+            pipeline.num_batches,
+            ", ".join(f"{rows} x {length}" for rows, length in pipeline.shapes),
+            100 * pipeline.padding_share,
+        )
+        return pipeline
+
+    def steps_per_epoch(self) -> int:
+        return self._training.num_batches
+
+    def batch(self, step: int) -> LabeledTextBatch:
+        return self._training.batch(step)
+
+    def _split(self, name: str) -> _Split:
+        if name not in self._splits:
+            self._splits[name] = self._encode(list(self._source.texts(name)), f"the {name} split")
+        return self._splits[name]
+
+    def _encode(self, texts: list[LabeledWords], name: str) -> _Split:
+        found = [self.labels.numbers(text.labels, [text.place] * len(text.labels)) for text in texts]
+        labels = np.concatenate([np.zeros(0, np.int32), *found])
+        if not len(labels):
+            raise UserError(f"{name} has no words")
+        return _Split(texts, self._encode_words([text.words for text in texts]), labels)
+
+    # Training
+
+    def init(self, rng: Any) -> Params:
+        return self.model.init(rng, jnp.zeros((1, 1), jnp.int32), AttentionMask(), deterministic=True)["params"]
+
+    def loss(self, params: Params, batch: LabeledTextBatch, rng: Any) -> Sums:
+        training = self.config.training
+        logits_BTC, collected = logits_and_sums(self.model, params, batch, rng)
+        sums = cross_entropy(
+            logits_BTC,
+            batch.labels,
+            batch.loss_weights,
+            label_smoothing=training.label_smoothing,
+            form=training.label_smoothing_form,
+        )
+        return add_auxiliary_losses(sums, collected, self.config.model)
+
+    def work(self, batch: LabeledTextBatch) -> dict[str, float]:
+        model = self.config.model
+        num_rows, length = batch.input_tokens.shape
+        head = 2 * num_rows * length * model.d_model * len(self.labels.names)
+        return {
+            "words": float(batch.loss_weights.sum()),
+            "input_tokens": float(batch.lengths.sum()),
+            "positions": float(num_rows * length),
+            "flops": TRAINING_FACTOR * (encoder_forward_flops(model, num_rows, length) + head),
+        }
+
+    # Scores
+
+    def evaluate(
+        self,
+        params: Params,
+        data: str | Mapping[str, Path],
+        *,
+        during_training: bool = False,
+        outputs: Optional[Path] = None,
+    ) -> dict[str, Any]:
+        """Accuracy, macro-F1, and nats per word, every word once; beside them what always guessing one label would get.
+
+        ``accuracy_of_majority`` and ``f1_of_majority`` are for the label that is most frequent in the training split.
+        ``outputs``: each text with the likeliest labels, or restored by them, on one line.
+        """
+        if isinstance(data, str):
+            texts, rows, labels = self._split(data)
+        elif set(data) == {"text"}:
+            texts = list(self._labeling.read(data["text"], self.config.data))
+            texts, rows, labels = self._encode(texts, str(data["text"]))
+        else:
+            raise UserError(
+                f"task=token_classification scores a split or one text; it has no use for {', '.join(data)}"
+            )
+        if during_training and self.config.evaluation.max_examples is not None:
+            texts, rows, labels = self._encode(texts[: self.config.evaluation.max_examples], "what is scored")
+        log_probs = self._log_probs(params, rows, len(labels))
+        found = log_probs.argmax(axis=1)
+        names = self.labels.names
+        if outputs is not None:
+            lines = self._render([text.words for text in texts], found)
+            outputs.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        majority = np.full_like(labels, names.index(self.labels.most_frequent))
+        scores, baseline = (score(confusion_counts(labels, each, len(names)), names) for each in (found, majority))
+        return {
+            **scores,
+            **{f"{name}_of_majority": baseline[name] for name in ("accuracy", "f1")},
+            "nll": float(-np.mean(log_probs[np.arange(len(labels)), labels])),
+        }
+
+    def _log_probs(self, params: Params, rows: WordRows, num_words: int) -> np.ndarray:
+        """Log-probability of each label of each word, in nats: float64 [words, labels]."""
+        batches = inference_batches(
+            rows.rows,
+            tokens_per_batch=self.config.decoding.tokens_per_batch,
+            longest=self.config.data.max_source_length,
+            pad_id=self.tokenizer.pad_id,
+        )
+        log_probs = np.zeros((num_words, len(self.labels.names)))
+        for numbers, build in progress(batches, "labelling", len(batches), "batch"):
+            batch = build()
+            words = padded(rows.words, numbers, batch.input_tokens.shape, NO_LABEL)
+            begins = words != NO_LABEL
+            log_probs[words[begins]] = np.asarray(label_log_probs(self.model, params, batch))[begins]
+        return log_probs
+
+    def _render(self, texts: Sequence[Sequence[str]], found: np.ndarray) -> Iterator[str]:
+        """A line for each text; ``found`` are the numbers of the labels of the words of all."""
+        start = 0
+        for words in texts:
+            labels = [self.labels.names[number] for number in found[start : start + len(words)]]
+            start += len(words)
+            yield self._labeling.text(words, labels)
+
+    # Inference
+
+    def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
+        """Each line with the likeliest label of each word, or restored by them; the score is their log-probability."""
+        if num_best > 1:
+            raise UserError(f"num_best={num_best}: task=token_classification gives one output for a line")
+        for first in range(0, len(lines), LINES_AT_A_TIME):
+            texts = [self._labeling.words(line) for line in lines[first : first + LINES_AT_A_TIME]]
+            ends = np.cumsum([0, *map(len, texts)])
+            log_probs = self._log_probs(params, self._encode_words(texts), int(ends[-1]))
+            outputs = self._render(texts, log_probs.argmax(axis=1))
+            best = log_probs.max(axis=1)
+            for start, end, text in zip(ends[:-1], ends[1:], outputs, strict=True):
+                yield [Candidate(text, float(best[start:end].sum()))]
+
+    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
+        return [found[0].text for found in self.candidates(params, lines, 1)]
+
+    def save_assets(self, workdir: Path) -> None:
+        save_tokenizers(workdir, (self.tokenizer, self.tokenizer))
+        self.labels.save(workdir)
+
+
+def _check(config: Config) -> None:
+    """See that the config goes with the task, before any data is read."""
+    if config.model.variant != "encoder_only":
+        raise UserError(f"task=token_classification needs model.variant=encoder_only, not {config.model.variant}")
+    if config.data.batching != "bucket":
+        raise UserError(
+            f"data.batching={config.data.batching}: task=token_classification has one text in a row; use bucket"
+        )
+    if config.training.best_metric not in SCORES:
+        raise UserError(
+            f"training.best_metric={config.training.best_metric} is no score of task=token_classification; use one of "
+            f"{', '.join(SCORES)}"
+        )
+    check_names(config.model)
+    one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
+    if config.training.label_smoothing_form == "without_padding":
+        raise UserError(
+            "training.label_smoothing_form=without_padding leaves out the padding token, and no label is one; use "
+            "uniform or others"
+        )
+
+
+def logits_and_sums(
+    model: TokenClassifier, params: Params, batch: LabeledTextBatch, rng: Any
+) -> tuple[Any, Mapping[str, Any]]:
+    """Scores [B, T, C] of all labels at every position, and the sums that layers collect.
+
+    Args:
+      rng: of dropout; None: no dropout.
+    """
+    logits_BTC, collected = model.apply(
+        {"params": params},
+        batch.input_tokens,
+        AttentionMask(query_lengths=batch.lengths, key_lengths=batch.lengths),
+        deterministic=rng is None,
+        rngs=None if rng is None else {"dropout": rng},
+        mutable=("sums",),
+    )
+    return logits_BTC, collected
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def label_log_probs(model: TokenClassifier, params: Params, batch: LabeledTextBatch) -> Any:
+    """Log-probability [B, T, C] of each label at every position of a batch."""
+    return jax.nn.log_softmax(logits_and_sums(model, params, batch, None)[0])
