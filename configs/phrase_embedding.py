@@ -34,15 +34,15 @@ def get_config() -> ConfigDict:
     config.model.dropout_rate = 0.0
     config.model.scan_unroll = 3
 
-    config.training.num_steps = 500
+    config.training.num_steps = 200
     config.training.schedule = "warmup_stable_decay"
     config.training.learning_rate = 1e-3
     config.training.warmup_steps = 50
-    config.training.decay_steps = 200
+    config.training.decay_steps = 80
     config.training.label_smoothing = 0.0
     config.training.gradient_clip = 1.0
     config.training.log_every = 50
-    config.training.checkpoint_every = 125
-    config.training.evaluate_every = 125
+    config.training.checkpoint_every = 50
+    config.training.evaluate_every = 50
     config.training.best_metric = "accuracy"
     return config

@@ -23,11 +23,12 @@ def get_config() -> ConfigDict:
     config.data.extra_ids = 1
     config.data.tokens_per_batch = 4_096
     config.data.max_source_length = 128
+    config.data.num_buckets = 1  # nearly all texts are as long as may be
 
     config.model.variant = "encoder_only"
-    config.model.d_model = 192
-    config.model.d_ff = 768
-    config.model.num_heads = 6
+    config.model.d_model = 128
+    config.model.d_ff = 512
+    config.model.num_heads = 4
     config.model.num_encoder_layers = 4
     config.model.norm_placement = "pre"
     config.model.position_encoding = "rotary"
@@ -38,7 +39,7 @@ def get_config() -> ConfigDict:
 
     config.training.num_steps = 3_000
     config.training.schedule = "warmup_stable_decay"
-    config.training.learning_rate = 1.5e-3
+    config.training.learning_rate = 2e-3
     config.training.warmup_steps = 300
     config.training.decay_steps = 1_200
     config.training.label_smoothing = 0.0

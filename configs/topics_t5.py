@@ -21,6 +21,7 @@ def get_config() -> ConfigDict:
     config.data.extra_ids = 8
     config.data.tokens_per_batch = 4_096
     config.data.max_source_length = 128
+    config.data.num_buckets = 1  # nearly all texts are as long as may be
     config.data.max_target_length = 32
 
     config.model.d_model = 128
@@ -40,16 +41,16 @@ def get_config() -> ConfigDict:
     config.model.dropout_rate = 0.1
     config.model.scan_unroll = 3
 
-    config.training.num_steps = 2_000
+    config.training.num_steps = 1_200
     config.training.schedule = "warmup_stable_decay"
     config.training.learning_rate = 2e-3
-    config.training.warmup_steps = 200
-    config.training.decay_steps = 800
+    config.training.warmup_steps = 100
+    config.training.decay_steps = 500
     config.training.label_smoothing = 0.0
     config.training.gradient_clip = 1.0
     config.training.log_every = 100
-    config.training.checkpoint_every = 500
-    config.training.evaluate_every = 500
+    config.training.checkpoint_every = 400
+    config.training.evaluate_every = 400
     config.training.best_metric = "nll_per_token"
 
     config.decoding.method = "greedy"

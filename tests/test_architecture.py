@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "evaluation": {"config", "progress", "types"},
     "tasks": {"config", "data", "decoding", "evaluation", "models", "progress", "types"},
     "training": {"config", "data", "evaluation", "progress", "tasks", "types"},
-    "interop": {"config", "data", "models", "progress", "tasks", "training", "types"},
+    "interop": {"commands", "config", "data", "models", "progress", "tasks", "training", "types"},
     "__init__": {"training"},
 }
 """Room -> the other rooms it may import. Scripts may import everything."""

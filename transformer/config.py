@@ -37,7 +37,7 @@ class DataConfig:
     # files (one for each) | end (of the training files: test the last, validation before it; whole documents, but of a
     # single one the last characters) | random (examples drawn by the seed; images: so many of each class)
     split: str = "files"
-    validation_share: float = 0.05  # end, random: of all examples, of a single document of its characters
+    validation_share: float = 0.05  # end, random: of all characters; of images of each class
     test_share: float = 0.1  # end, random
     token_labels: str = "given"  # token_classification: given | case_and_punctuation (to be restored in plain text)
     num_phrases: int = 60_000  # phrases: size of the training split
@@ -603,7 +603,8 @@ def _convert(key: str, value: Any, wanted: Any) -> Any:
     if typing.get_origin(wanted) is tuple:
         if isinstance(value, str) or not isinstance(value, (tuple, list)):
             raise UserError(f"{key}={value!r} must be a list, for example --config.{key}=\"('a', 'b')\"")
-        if len(value) == 1 and isinstance(value[0], str):  # what a flag --config.KEY=a,b comes as
+        if len(value) == 1 and isinstance(value[0], str) and key != "decoding.stop":
+            # What a flag --config.KEY=a,b comes as. A stop string may hold a comma itself.
             value = [item.strip() for item in value[0].split(",")]
         return tuple(_convert(key, item, typing.get_args(wanted)[0]) for item in value)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):

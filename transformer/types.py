@@ -66,7 +66,7 @@ class Seq2SeqBatch(NamedTuple):
 class TokenBatch(NamedTuple):
     """One batch of text, in rows of a part of a document or of the stream of all, or of several documents (``pack``).
 
-    input_tokens   [B, T]  int32, of each target the token before it, EOS before a document's first
+    input_tokens   [B, T]  int32, of each target the token before it; EOS, or start_id, before a document's first
     target_tokens  [B, T]  int32, a document's tokens and EOS; after the last, if the row has room, padding
     loss_weights   [B, T]  float32, 1 where a target counts, else 0
     segment_ids    [B, T]  int32, 1, 2, ... for the parts of documents in a row, 0 for padding

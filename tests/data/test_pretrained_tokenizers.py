@@ -284,6 +284,7 @@ def test_padding_is_what_no_model_needs():
     without_bytes = gpt2(("<eos>", "<one>", "<two>"), alphabet=False)
     tokenizer = HuggingFaceTokenizer(without_bytes, eos_id=0, bos_id=2)
     assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.vocab_size) == (1, 2, without_bytes.get_vocab_size())
+    assert HuggingFaceTokenizer(gpt2(("<one>", "<eos>"), alphabet=False), eos_id=1, bos_id=1, pad_id=1).pad_id == 0
     tokenizer = HuggingFaceTokenizer(gpt2(("<eos>",), alphabet=False), eos_id=0, bos_id=0)
     assert tokenizer.pad_id == tokenizer.bos_id == tokenizer.vocab_size - 1 == gpt2(("<eos>",), False).get_vocab_size()
     assert tokenizer.decode([tokenizer.pad_id, *tokenizer.encode("cats")]) == "cats"
@@ -302,13 +303,13 @@ def test_files_cut_nothing_pad_nothing_and_draw_nothing(tmp_path, loaded):
 
 
 def test_pieces_with_a_use_are_special_whatever_the_file_says():
-    tokenizer = gpt2(("<|endoftext|>",))
-    tokenizer.add_tokens(["<stop>"])  # not special: the package finds it in texts
-    eos_id = tokenizer.token_to_id("<stop>")
-    assert tokenizer.encode("a<stop>").ids[-1] == eos_id
+    tokenizer = gpt2()
+    tokenizer.add_tokens(["thirty"])  # not special: the package finds it in texts
+    eos_id = tokenizer.token_to_id("thirty")
+    assert tokenizer.encode("a thirty").ids[-1] == eos_id
     found = HuggingFaceTokenizer(tokenizer, eos_id=eos_id)
-    assert found.encode("a<stop>") == gpt2(("<|endoftext|>",)).encode("a<stop>").ids
-    assert found.decode([*found.encode("a<stop>"), eos_id]) == "a<stop>"
+    assert found.encode("a thirty") == gpt2().encode("a thirty").ids
+    assert found.decode([*found.encode("a thirty"), eos_id]) == "a thirty"
 
 
 def test_an_end_that_is_called_unknown_too_is_the_end():
@@ -410,6 +411,14 @@ def test_marian_takes_a_language_code_at_the_start_of_a_line(loaded):
     cats = tokenizer.encode("cats")
     assert tokenizer.encode(">>fra<< cats") == [tokenizer.vocab_size - 2, *cats]
     assert tokenizer.vocab_size - 2 not in tokenizer.encode("cats >>fra<<") + tokenizer.encode(">>deu<< cats")
+
+
+def test_marian_does_not_take_unknown_characters_for_a_special_piece():
+    model = sentencepiece_model(["xyz yzx zxy"], 9, hard_vocab_limit=False)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    assert processor.encode("<pad>", out_type=str)[-1] == "<pad>"
+    tokenizer = MarianTokenizer((model, model), {"</s>": 0, "<unk>": 1, "▁": 2, "<pad>": 3}, 0)
+    assert tokenizer.encode("<pad>") == [2, 1]
 
 
 # What cannot be read

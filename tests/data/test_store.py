@@ -44,7 +44,7 @@ class ListSource:
 class NumberTokenizer:
     """Lines of numbers: each is its own id."""
 
-    unk_id = 3
+    unk_id, mask_id, sentinel_ids, start_id = 3, None, (), None
 
     def __init__(self, vocab_size: int = 97, pad_id: int = 0, bos_id: int = 1, eos_id: int = 2):
         self.vocab_size = vocab_size

@@ -21,6 +21,20 @@ def torch_and(name: str) -> tuple[Any, Any]:
     return torch, importlib.import_module(name)
 
 
+def make_talkative(theirs: Any) -> None:
+    """Random norms and biases and larger maps: with those of a new model a token is mostly followed by itself."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "norm" in name and name.endswith("weight"):
+                parameter.normal_()
+            elif parameter.ndim == 1:
+                parameter.normal_(std=0.1)
+            elif "block" in name or "layers" in name:
+                parameter *= 2
+
+
 class Inputs(NamedTuple):
     """Sources: tokens [B, S] of lengths [B], closed by EOS, then padding. Targets: decoder_tokens [B, T], unpadded."""
 
@@ -76,25 +90,36 @@ def assert_same_outputs(
 ) -> None:
     """Token for token, some outputs ending by themselves and some at the limit; of beams the scores too.
 
-    ``generate`` is given one text at a time, as its limit is one for all; the start token is forbidden, as here.
+    EOS is a piece that the model produces in half of its outputs. ``generate`` is given one text at a time, as its
+    limit is one for all; padding, which is the start too, is forbidden, as here.
     """
     import torch
 
     vocab_size = ours.config.model.vocab_size
     assert vocab_size is not None
     given = inputs(vocab_size=vocab_size, pad_id=pad_id, start_id=start_id, eos_id=eos_id, longest=13)
-    found = search(
-        ours.module,
-        ours.params,
-        jnp.asarray(given.tokens),
-        jnp.asarray(given.lengths),
-        jnp.arange(len(given.lengths)),
-        decoding=decoding,
-        num_best=1,
-        special_ids=(pad_id, start_id, eos_id),
-        num_pieces=vocab_size,
+
+    def found_with(eos_id: int) -> Any:
+        return search(
+            ours.module,
+            ours.params,
+            jnp.asarray(given.tokens),
+            jnp.asarray(given.lengths),
+            jnp.arange(len(given.lengths)),
+            decoding=decoding,
+            num_best=1,
+            special_ids=(pad_id, start_id, eos_id),
+            num_pieces=vocab_size,
+        )
+
+    first = found_with(eos_id)
+    outputs = [
+        set(np.asarray(row[0, :size]).tolist()) for row, (size,) in zip(first.tokens, first.lengths, strict=True)
+    ]
+    eos_id = min(
+        range(vocab_size), key=lambda piece: abs(sum(piece in output for output in outputs) - len(outputs) / 2)
     )
-    ended = []
+    found, ended = found_with(eos_id), []
     for row, length in enumerate(given.lengths):
         limit = int(length) + decoding.max_extra_tokens
         with torch.no_grad():
@@ -104,6 +129,7 @@ def assert_same_outputs(
                 use_cache=False,  # which T5's wants as many decoder layers as encoder layers for
                 num_beams=decoding.beam_size if decoding.method == "beam" else 1,
                 do_sample=False,
+                eos_token_id=eos_id,
                 bad_words_ids=[[pad_id]],
                 return_dict_in_generate=True,
                 output_scores=True,

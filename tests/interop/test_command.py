@@ -26,5 +26,4 @@ def test_import_generate_score_export(tmp_path):
     found = SafetensorsFolder(exported)
     assert {name: array.tobytes() for name, array in found.items()} == {k: v.tobytes() for k, v in tensors.items()}
     assert "holds checkpoints" in mistake(*interop, "import", f"--from={source}", f"--workdir={workdir}")
-    assert "--from is not given" in mistake(*interop, "import", f"--workdir={workdir}")
     assert "is not one of import, export; did you mean import?" in mistake(*interop, "imprt")

@@ -52,7 +52,7 @@ def test_layers(run, golden, apply, number):
     prompts, values = golden
     ids = values[f"ids_{number}"]
     assert run.tokenizer.encode(prompts[number]["prompt"]) == ids.tolist()
-    assert run.tokenizer.decode(ids) == prompts[number]["prompt"]
+    assert run.tokenizer.decode(ids.tolist()) == prompts[number]["prompt"]
     (logits, _), collected = apply(run.params, jnp.asarray(ids)[None])
     decoder = collected["intermediates"]["decoder"]
     np.testing.assert_array_equal(decoder["embedded"][0][0], values[f"hidden_0_{number}"])
@@ -75,5 +75,5 @@ def test_greedy_continuations(run, golden):
     found = generate(run.params, [prompt["prompt"] for prompt in prompts], 1)
     for number, (candidate,) in enumerate(found):
         expected = values[f"greedy_{number}"]
-        assert prompts[number]["prompt"] + candidate.text == run.tokenizer.decode(expected)
+        assert prompts[number]["prompt"] + candidate.text == run.tokenizer.decode(expected.tolist())
         assert prompts[number]["prompt"] + candidate.text == prompts[number]["greedy"]

@@ -180,10 +180,7 @@ def both(request, tmp_path_factory):
     theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**settings)).eval()
     if request.param == "v1.1":
         theirs.lm_head.weight = torch.nn.Parameter(torch.randn_like(theirs.shared.weight))
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.1 * torch.randn_like(parameter)
+    generation.make_talkative(theirs)
     folder = tmp_path_factory.mktemp("t5") / "theirs"
     theirs.save_pretrained(folder)
     return theirs, model_files.read(folder), request.param
@@ -207,11 +204,12 @@ def test_logits_are_those_of_transformers(both, tmp_path):
 @pytest.mark.parametrize(
     ("decoding", "options"),
     [
-        (DecodingConfig(method="greedy"), {}),
-        (DecodingConfig(length_penalty="power", alpha=0.6), {"length_penalty": 0.6, "early_stopping": "never"}),
+        ({"method": "greedy"}, {}),
+        ({"length_penalty": "power", "alpha": 0.6}, {"length_penalty": 0.6, "early_stopping": "never"}),
     ],
     ids=["greedy", "beam"],
 )
 def test_outputs_are_those_of_generate(both, decoding, options):
     theirs, ours, _ = both
+    decoding = DecodingConfig(max_extra_tokens=5, **decoding)
     generation.assert_same_outputs(theirs, ours, decoding, options, pad_id=0, start_id=0, eos_id=1)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.interop import model_files
 from tests.interop.small import BERT, GPT2, LABELS, LLAMA, described, random_params, random_tensors, write_folder
 from transformer.interop import tables
 from transformer.interop.pretrained import export_pretrained, import_pretrained
@@ -106,7 +107,7 @@ def test_a_copy_must_be_one(folder):
 
 
 @pytest.mark.parametrize("name", ["bert classifier", "llama untied"])
-def test_through_workdirs(name, folder, tmp_path):
+def test_text_through_workdirs(name, folder, tmp_path):
     settings, heads = MODELS[name]
     settings = {**settings, "eos_token_id": 3}
     tensors = random_tensors(settings, heads, folder)
@@ -134,3 +135,22 @@ def test_through_workdirs(name, folder, tmp_path):
         assert set(run.predict(["a b", "c"])) <= set(LABELS.values())
     with pytest.raises(UserError, match=r"holds config\.json"):
         export_pretrained(tmp_path / "workdir", tmp_path / "second")
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+def test_images_through_workdirs(classes, tmp_path):
+    sizes = {"hidden_size": 14, "intermediate_size": 17, "num_attention_heads": 2, "num_hidden_layers": 3}
+    settings = {"model_type": "vit", **sizes, "image_size": 10, "patch_size": 5}
+    labels = {"id2label": LABELS} if classes else {}
+    heads = ("vit.layernorm.bias", "classifier.weight") if classes else ("layernorm.bias",)
+    tensors = model_files.make(tmp_path / "first", {**settings, **labels}, classes, heads)
+    preprocessor = {"do_normalize": True, "image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.5, 0.5]}
+    (tmp_path / "first" / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    config, _ = import_pretrained(tmp_path / "first", tmp_path / "workdir")
+    run = load(tmp_path / "workdir")
+    assert run.task.classes.names == tuple(LABELS.values())[:classes]
+    assert config.data.image_mean == (0.5, 0.25, 0.125)
+    export_pretrained(tmp_path / "workdir", tmp_path / "second")
+    model_files.assert_same(model_files.tensors_of(tmp_path / "second"), tensors)
+    again, _ = import_pretrained(tmp_path / "second", tmp_path / "again")
+    assert again == config

@@ -40,7 +40,7 @@ def config(tmp_path_factory) -> Config:
             tokenizer_model="character",
             extra_ids=1,
             cache_directory=str(folder / "cache"),
-            tokens_per_batch=17 * LENGTH,
+            tokens_per_batch=11 * LENGTH,
             max_source_length=LENGTH,
             num_buckets=1,
         ),
@@ -68,7 +68,7 @@ def config(tmp_path_factory) -> Config:
             checkpoint_every=4,
             best_metric="nll_per_token",
         ),
-        decoding=DecodingConfig(tokens_per_batch=4 * 32),
+        decoding=DecodingConfig(tokens_per_batch=2 * 32),
     )
 
 
@@ -110,7 +110,7 @@ def test_training_beats_always_guessing_the_most_frequent_piece(task, params):
     text = TRAIN.replace("\n\n", "")
     share = max(map(text.count, set(text))) / len(text)
     assert scores["accuracy_of_most_frequent"] == pytest.approx(share, abs=0.06)
-    assert scores["accuracy"] > scores["accuracy_of_most_frequent"] + 0.2
+    assert scores["accuracy"] > scores["accuracy_of_most_frequent"] + 0.1
     assert scores["perplexity"] == pytest.approx(math.exp(scores["nll_per_token"]))
 
 
@@ -191,7 +191,7 @@ def test_every_text_is_scored_once_with_one_mask_whatever_the_batch(config, task
     assert scores["num_examples"] == sum(max(1, round(0.15 * size)) for size in sizes)
     assert -sum(log_probs) / scores["num_examples"] == pytest.approx(scores["nll_per_token"], abs=1e-5)
 
-    other = MaskedLMTask(changed(config, decoding={"tokens_per_batch": 2 * LENGTH}, data={"batching": "pack"}))
+    other = MaskedLMTask(changed(config, decoding={"tokens_per_batch": 5 * 32}, data={"batching": "pack"}))
     same = other.evaluate(params, "test", outputs=tmp_path / "other.txt")
     assert same == pytest.approx(scores, rel=1e-5)
     found = [float(line) for line in (tmp_path / "other.txt").read_text().splitlines()]

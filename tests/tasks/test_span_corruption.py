@@ -72,7 +72,7 @@ def config(tmp_path_factory) -> Config:
             checkpoint_every=4,
             best_metric="nll_per_token",
         ),
-        decoding=DecodingConfig(method="greedy", max_extra_tokens=3, tokens_per_batch=4 * LENGTH),
+        decoding=DecodingConfig(method="greedy", max_extra_tokens=3, tokens_per_batch=LENGTH),
     )
 
 
@@ -144,7 +144,7 @@ def test_every_text_is_scored_once_with_the_same_spans_whatever_the_batch(config
     # Cut out of 36: 5 in 2 spans; of 9 and of 1: 1; of 12: 2 in 1 span; and EOS.
     assert scores["num_tokens"] == 8 + 3 + 3 + 8 + 4
     assert -sum(log_probs) / scores["num_tokens"] == pytest.approx(scores["nll_per_token"], abs=1e-5)
-    other = SpanCorruptionTask(changed(config, decoding={"tokens_per_batch": 1}, data={"batching": "bucket"}))
+    other = SpanCorruptionTask(changed(config, decoding={"tokens_per_batch": 3 * LENGTH}, data={"batching": "bucket"}))
     same = other.evaluate(params, "test", outputs=tmp_path / "other.txt")
     assert same == pytest.approx(scores, rel=1e-5)
     found = [float(line) for line in (tmp_path / "other.txt").read_text().splitlines()]
@@ -224,7 +224,7 @@ def test_from_training_to_scores(config, tmp_path, monkeypatch):
     training = {"num_steps": 600, "evaluate_every": 300, "checkpoint_every": 300, "log_every": 300}
     config = changed(config, training=training, model={"d_model": 28, "d_ff": 37})
     assert train(config, tmp_path / "run") == 0
-    run = load(tmp_path / "run", "best")
+    run = load(tmp_path / "run", "latest")
     scores = run.task.evaluate(run.params, "validation")
     logged = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert logged["validation_nll_per_token"] == pytest.approx(scores["nll_per_token"], rel=1e-5)

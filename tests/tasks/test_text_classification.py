@@ -239,7 +239,7 @@ def test_texts_and_labels_that_training_did_not_have_are_named(config, task, par
     [
         ({"model": {"variant": "decoder_only"}}, "needs model.variant=encoder_only, not decoder_only"),
         ({"training": {"best_metric": "bleu"}}, "best_metric=bleu is no score .* use one of accuracy, f1, nll"),
-        ({"data": {"batching": "pack"}}, "data.batching=pack.* use bucket"),
+        ({"data": {"batching": "pack"}}, "needs data.batching=bucket, not pack"),
         ({"data": {"source": "topics"}}, "data.source=topics is not one of files, phrases"),
         ({"training": {"label_smoothing_form": "without_padding"}}, "use uniform or others"),
         ({"model": {"activation": "rellu"}}, r"did you mean relu\?"),

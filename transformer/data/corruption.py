@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from transformer.data.batching import Layout, PackPlan, Plan, make_windows
-from transformer.data.pipeline import _Segments
+from transformer.data.pipeline import Segments, seq2seq_batch
 from transformer.data.store import Tokens
 from transformer.data.tokenizer import Tokenizer
 from transformer.types import MaskedTokenBatch, Seq2SeqBatch, UserError
@@ -199,10 +199,10 @@ class MaskedTokenPipeline:
         )
         inputs, chosen = self._masker(tokens, lengths, self._numbers(step, layout.examples, lengths))
 
-        segments = _Segments(num_rows, length, layout.rows, layout.target_offsets, lengths)
+        segments = Segments(num_rows, length, layout.rows, layout.target_offsets, lengths)
         columns = segments.each_token(layout.target_offsets) + segments.positions
         counts = np.bincount(segments.each_token(layout.rows)[chosen], minlength=num_rows)
-        masked = _Segments(num_rows, self._room[length], np.arange(num_rows), np.zeros(num_rows, np.int64), counts)
+        masked = Segments(num_rows, self._room[length], np.arange(num_rows), np.zeros(num_rows, np.int64), counts)
         return layout, MaskedTokenBatch(
             input_tokens=segments.place(inputs, self._tokenizer.pad_id),
             segment_ids=segments.place(segments.each_token(layout.segments)),
@@ -377,7 +377,6 @@ class SpanCorruptionPipeline:
     def numbered_batch(self, step: int) -> tuple[Layout, Seq2SeqBatch]:
         """The same, and which texts stand where."""
         layout = self._plan.batch(step)
-        num_rows, source_length, target_length = layout.shape
         lengths, tokens = self._pieces.lengths[layout.examples], self._pieces.gather(layout.examples)
         [numbers] = self._numbers(step, layout.examples, lengths)
         noise = noise_mask(lengths, *self._noise, numbers)
@@ -385,21 +384,9 @@ class SpanCorruptionPipeline:
             tokens, lengths, noise, self._tokenizer.sentinel_ids, self._tokenizer.eos_id
         )
         source_lengths, target_lengths = corrupted_lengths(lengths, *self._noise)
-
-        source = _Segments(num_rows, source_length, layout.rows, layout.source_offsets, source_lengths)
-        target = _Segments(num_rows, target_length, layout.rows, layout.target_offsets, target_lengths)
-        shifted_tokens = np.append(np.int32(0), target_tokens[:-1])
-        shifted_tokens[target.positions == 0] = self._tokenizer.bos_id
-        return layout, Seq2SeqBatch(
-            encoder_input_tokens=source.place(source_tokens, self._tokenizer.pad_id),
-            encoder_segment_ids=source.place(source.each_token(layout.segments)),
-            encoder_positions=source.place(source.positions),
-            decoder_input_tokens=target.place(shifted_tokens, self._tokenizer.pad_id),
-            decoder_target_tokens=target.place(target_tokens, self._tokenizer.pad_id),
-            decoder_loss_weights=target.place(np.ones(len(target_tokens))).astype(np.float32),
-            decoder_segment_ids=target.place(target.each_token(layout.segments)),
-            decoder_positions=target.place(target.positions),
-        )
+        pad_id, bos_id = self._tokenizer.pad_id, self._tokenizer.bos_id
+        source, target = (source_tokens, source_lengths), (target_tokens, target_lengths)
+        return layout, seq2seq_batch(layout, source, target, (pad_id, pad_id), bos_id)
 
 
 # Lines in which a user typed what is missing

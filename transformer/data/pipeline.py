@@ -1,13 +1,13 @@
 """From a store and a plan to batch number n, built ahead of the step that needs it."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Optional, TypeVar
 
 import grain
 import numpy as np
 
-from transformer.data.batching import PerEpoch, Plan, Windows
+from transformer.data.batching import Layout, PerEpoch, Plan, Windows
 from transformer.data.store import Store, Tokens
 from transformer.data.tokenizer import Tokenizer
 from transformer.types import Seq2SeqBatch, TokenBatch
@@ -34,25 +34,40 @@ class Pipeline:
     def batch(self, step: int) -> Seq2SeqBatch:
         """Batch number ``step``, counted from 0 across epochs."""
         layout = self._plan.batch(step)
-        num_rows, source_length, target_length = layout.shape
-        source_lengths, target_lengths = (side.lengths[layout.examples] for side in self._store.sides)
-        source_tokens, target_tokens = (side.gather(layout.examples) for side in self._store.sides)
+        source, target = ((side.gather(layout.examples), side.lengths[layout.examples]) for side in self._store.sides)
+        return seq2seq_batch(layout, source, target, self._pad_ids, self._bos_id)
 
-        source = _Segments(num_rows, source_length, layout.rows, layout.source_offsets, source_lengths)
-        target = _Segments(num_rows, target_length, layout.rows, layout.target_offsets, target_lengths)
-        shifted_tokens = np.empty_like(target_tokens)
-        shifted_tokens[1:] = target_tokens[:-1]
-        shifted_tokens[target.positions == 0] = self._bos_id
-        return Seq2SeqBatch(
-            encoder_input_tokens=source.place(source_tokens, self._pad_ids[0]),
-            encoder_segment_ids=source.place(source.each_token(layout.segments)),
-            encoder_positions=source.place(source.positions),
-            decoder_input_tokens=target.place(shifted_tokens, self._pad_ids[1]),
-            decoder_target_tokens=target.place(target_tokens, self._pad_ids[1]),
-            decoder_loss_weights=target.place(np.ones(len(target_tokens))).astype(np.float32),
-            decoder_segment_ids=target.place(target.each_token(layout.segments)),
-            decoder_positions=target.place(target.positions),
-        )
+
+def seq2seq_batch(
+    layout: Layout,
+    source: tuple[np.ndarray, np.ndarray],
+    target: tuple[np.ndarray, np.ndarray],
+    pad_ids: Sequence[int],
+    bos_id: int,
+) -> Seq2SeqBatch:
+    """Tokens put in their places.
+
+    Args:
+      source: the tokens of all examples of the layout, one after the other, and how many each has; EOS included.
+      target: likewise.
+      pad_ids: of source and target.
+    """
+    num_rows, source_length, target_length = layout.shape
+    encoder = Segments(num_rows, source_length, layout.rows, layout.source_offsets, source[1])
+    decoder = Segments(num_rows, target_length, layout.rows, layout.target_offsets, target[1])
+    shifted_tokens = np.empty_like(target[0])
+    shifted_tokens[1:] = target[0][:-1]
+    shifted_tokens[decoder.positions == 0] = bos_id
+    return Seq2SeqBatch(
+        encoder_input_tokens=encoder.place(source[0], pad_ids[0]),
+        encoder_segment_ids=encoder.place(encoder.each_token(layout.segments)),
+        encoder_positions=encoder.place(encoder.positions),
+        decoder_input_tokens=decoder.place(shifted_tokens, pad_ids[1]),
+        decoder_target_tokens=decoder.place(target[0], pad_ids[1]),
+        decoder_loss_weights=decoder.place(np.ones(len(target[0]))).astype(np.float32),
+        decoder_segment_ids=decoder.place(decoder.each_token(layout.segments)),
+        decoder_positions=decoder.place(decoder.positions),
+    )
 
 
 class DocumentPipeline:
@@ -84,7 +99,7 @@ class DocumentPipeline:
         """Batch number ``step``, counted from 0 across epochs."""
         layout = self._plan.batch(step)
         num_rows, _, length = layout.shape
-        segments = _Segments(
+        segments = Segments(
             num_rows, length, layout.rows, layout.target_offsets, self._documents.lengths[layout.examples]
         )
         starts = self._documents.offsets[layout.examples]
@@ -174,7 +189,7 @@ def window_batches(
 
     def build(numbers: np.ndarray, rows: int, width: int) -> TokenBatch:
         lengths = windows.lengths[numbers]
-        segments = _Segments(rows, width, np.arange(len(numbers)), np.zeros(len(numbers), int), lengths)
+        segments = Segments(rows, width, np.arange(len(numbers)), np.zeros(len(numbers), int), lengths)
         starts = documents.offsets[windows.documents[numbers]] + windows.starts[numbers]
         batch = _token_batch(documents, segments, starts, np.ones(len(numbers), int), pad_id, start_id)
         scored = segments.positions >= segments.each_token(windows.overlaps[numbers])
@@ -192,7 +207,7 @@ def window_batches(
 
 def _token_batch(
     documents: Tokens,
-    segments: "_Segments",
+    segments: "Segments",
     starts: np.ndarray,
     segment_ids: np.ndarray,
     pad_id: int,
@@ -215,7 +230,7 @@ def _tokens_before(documents: Tokens, places: np.ndarray, start_id: Optional[int
     return tokens if start_id is None else np.where(tokens == documents.at(np.array([-1])), np.int32(start_id), tokens)
 
 
-class _Segments:
+class Segments:
     """Where the tokens of one side or of documents, one line after the other, stand in its padded rows."""
 
     def __init__(self, num_rows: int, row_length: int, rows: np.ndarray, offsets: np.ndarray, lengths: np.ndarray):

@@ -91,8 +91,8 @@ class HuggingFaceTokenizer(SavedTokenizer):
         special = {i for i, piece in self._tokenizer.get_added_tokens_decoder().items() if piece.special}
         special |= {i for i in (*roles.values(), *self.sentinel_ids) if i is not None}
         if pad_id is None or pad_id in (eos_id, self.unk_id, self.mask_id):
-            used = {i for i in roles.values() if i is not None and i != pad_id}
-            pad_id = self._spare_id(special - used - {self.unk_id, *self.sentinel_ids})
+            used = {eos_id, bos_id, start_id, self.mask_id, self.unk_id, *self.sentinel_ids}
+            pad_id = self._spare_id(special - used)
         self.pad_id = pad_id
         self.vocab_size = max(self.vocab_size, pad_id + 1)
         self.bos_id = pad_id if bos_id is None or bos_id == eos_id else bos_id

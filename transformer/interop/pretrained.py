@@ -23,7 +23,6 @@ from transformer.interop.families import FAMILIES, MODEL_TYPES
 from transformer.interop.family import Changes, Family
 from transformer.interop.settings import Settings
 from transformer.tasks import make_task
-from transformer.tasks.image_classification import ImageClassificationTask
 from transformer.training.loading import load, open_checkpoints
 from transformer.training.partitioning import unbox
 from transformer.training.workdir import CHECKPOINTS, CONFIG
@@ -194,6 +193,7 @@ def _save_labels(pretrained: Pretrained, family: Family, config: Config, pairs: 
         classified = "classifier.weight" in tables.full_names(family, pretrained.tensors)
         names = _label_names(pretrained) if classified else ()
         size, channels = config.data.image_size, pretrained.settings.get("num_channels", 3)
+        assert size is not None  # every family of images reads it
         ImageClasses(names, None, (size, size, channels)).save(folder)
     elif config.task in LABELLED:
         names = _label_names(pretrained)
@@ -231,8 +231,8 @@ def export_pretrained(workdir: Path, folder: Path, checkpoint: str = "latest", w
     config = run.config
     if config.model.vocab_size is None and run.tokenizer is not None:
         config = changed(config, {"model.vocab_size": run.tokenizer.vocab_size})
-    if isinstance(run.task, ImageClassificationTask):  # the size of a table that the config leaves to the images
-        config = changed(config, {"model.position_grid": run.task.model.config.position_grid})
+    # The size of the table of positions may be left to the images in the config; the model knows it.
+    config = changed(config, {"model.position_grid": run.model.config.position_grid})
     family, settings = written_config(config)
     labels = ImageClasses.load(workdir) if family.images else LabelSet.load(workdir)
     if labels is not None:
@@ -257,9 +257,14 @@ def export_pretrained(workdir: Path, folder: Path, checkpoint: str = "latest", w
 
 
 def special_ids(tokenizer: Any) -> dict[str, int]:
-    """Those that a config.json names."""
-    ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
-    return ids if tokenizer.bos_id == tokenizer.pad_id else ids | {"bos_token_id": tokenizer.bos_id}
+    """Those that a config.json names, without padding and the like that was chosen here for want of one."""
+    ids = {"eos": tokenizer.eos_id, "pad": tokenizer.pad_id, "bos": tokenizer.bos_id, "mask": tokenizer.mask_id}
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        given = json.loads(tokenizer.content)
+        ids = {name: given[f"{name}_id"] for name in ids}
+    if tokenizer.bos_id == tokenizer.pad_id:
+        ids["bos"] = None
+    return {f"{name}_token_id": number for name, number in ids.items() if number is not None}
 
 
 def export_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -267,12 +272,10 @@ def export_tokenizer(tokenizer: Any, folder: Path) -> None:
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         logger.warning("the tokenizer is no tokenizer.json: %s has none", folder)
         return
-    with tempfile.TemporaryDirectory() as scratch:
-        tokenizer.save(scratch, "saved")
-        content = read_json(Path(scratch) / "saved")["tokenizer"]
+    content = json.loads(tokenizer.content)["tokenizer"]
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
-    ids = special_ids(tokenizer) | ({} if tokenizer.mask_id is None else {"mask_token_id": tokenizer.mask_id})
-    pieces = {key.removesuffix("_id"): tokenizers.Tokenizer.from_str(content).id_to_token(i) for key, i in ids.items()}
+    vocabulary = tokenizers.Tokenizer.from_str(content)
+    pieces = {key.removesuffix("_id"): vocabulary.id_to_token(i) for key, i in special_ids(tokenizer).items()}
     named = {key: piece for key, piece in pieces.items() if piece is not None}
     text = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **named}, ensure_ascii=False, indent=2)
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")

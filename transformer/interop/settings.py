@@ -9,9 +9,9 @@ HARMLESS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _name_or_path _num_labels architectures attn_implementation
     chunk_size_feed_forward dtype finetuning_task gradient_checkpointing id2label initializer_range label2id
-    language model_type name_or_path num_labels output_attentions output_hidden_states problem_type return_dict
-    task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript transformers_version
-    transformers.js_config use_bfloat16 use_cache return_dict_in_generate output_scores
+    language model_type name_or_path num_labels output_attentions output_hidden_states output_past problem_type
+    task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript transformers_version xla_device
+    transformers.js_config use_bfloat16 use_cache return_dict return_dict_in_generate output_scores
     bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id prefix
     bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
     exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length min_length

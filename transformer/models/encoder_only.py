@@ -3,6 +3,7 @@
 from typing import Any, Optional
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -106,7 +107,7 @@ class Pooler(nn.Module):
     def __call__(self, x_BTD: Float[Array, "B T D"], mask: AttentionMask) -> Float[Array, "B D"]:
         config = self.config
         if config.pooling == "first":
-            pooled_BD = x_BTD[:, 0]
+            pooled_BD = jnp.where(query_present(mask, (0, 1)), x_BTD[:, 0], 0)
         else:
             present_BT1: Any = query_present(mask, (0, x_BTD.shape[1]))[..., None]
             total_BD = jnp.sum(jnp.where(present_BT1, x_BTD.astype(jnp.float32), 0), axis=1)
@@ -176,8 +177,8 @@ class TextEmbedder(nn.Module):
     ) -> Float[Array, "B D"]:
         """In float32."""
         pooled_BD = self.pooler(self.encoder(tokens_BT, mask, deterministic=deterministic), mask).astype(jnp.float32)
-        norm_B1 = jnp.linalg.norm(pooled_BD, axis=-1, keepdims=True)
-        return pooled_BD / jnp.maximum(norm_B1, 1e-12)
+        square_B1 = jnp.sum(pooled_BD**2, axis=-1, keepdims=True)
+        return pooled_BD * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))  # whose gradient at 0 is no NaN
 
 
 class Classifier(nn.Module):

@@ -28,6 +28,7 @@ class BaseTask:
     batchings  the values of ``data.batching``; () if it has no part in it
     scores     what ``training.best_metric`` may be
     decodes    whether the model must decode token by token
+    of_tokens  whether what is predicted are tokens
     """
 
     name: ClassVar[str]
@@ -35,6 +36,7 @@ class BaseTask:
     batchings: ClassVar[tuple[str, ...]] = ()
     scores: ClassVar[tuple[str, ...]]
     decodes: ClassVar[bool] = False
+    of_tokens: ClassVar[bool] = True
 
     tokenizer: Any
     _source: Any
@@ -46,18 +48,27 @@ class BaseTask:
           UserError: for what the task cannot do, before any data is read.
         """
         self.config = config
-        needed = {
-            "model.variant": (config.model.variant, (self.variant,)),
-            "data.batching": (config.data.batching, self.batchings or (config.data.batching,)),
-            "training.best_metric": (config.training.best_metric, self.scores),
-        }
-        for key, (value, allowed) in needed.items():
+        for key, value, allowed in (
+            ("model.variant", config.model.variant, (self.variant,)),
+            ("data.batching", config.data.batching, self.batchings or (config.data.batching,)),
+        ):
             if value not in allowed:
-                raise UserError(f"task={self.name} has no {key}={value}; use {' or '.join(allowed)}")
+                raise UserError(f"task={self.name} needs {key}={' or '.join(allowed)}, not {value}")
+        if config.training.best_metric not in self.scores:
+            raise UserError(
+                f"training.best_metric={config.training.best_metric} is no score of task={self.name}; use one of "
+                f"{', '.join(self.scores)}"
+            )
         check_names(config.model)
         if self.decodes:
             require_decoding(config.model)
-        one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
+        form = config.training.label_smoothing_form
+        one_of("training.label_smoothing_form", form, LABEL_SMOOTHING_FORMS)
+        if form == "without_padding" and not self.of_tokens:
+            raise UserError(
+                f"training.label_smoothing_form={form} leaves out the padding token, and task={self.name} predicts no "
+                "tokens; use uniform or others"
+            )
 
     def data_fingerprint(self) -> str:
         fingerprint: str = self._source.fingerprint_of("train")
@@ -92,7 +103,7 @@ class BaseTask:
             weights,
             label_smoothing=training.label_smoothing,
             form=training.label_smoothing_form,
-            padding_id=self.tokenizer.pad_id,
+            padding_id=self.tokenizer.pad_id if self.of_tokens else None,
         )
         return add_auxiliary_losses(sums, collected, self.config.model)
 

@@ -256,7 +256,8 @@ def mixed_cross_entropy(
 @functools.partial(jax.jit, static_argnames="model")
 def class_log_probs(model: ImageClassifier, params: Params, images: Any) -> Any:
     """Log-probability [B, V] of each class for every image [B, H, W, C]."""
-    return jax.nn.log_softmax(model.apply({"params": params}, images, deterministic=True))
+    logits_BV: Any = model.apply({"params": params}, images, deterministic=True)
+    return jax.nn.log_softmax(logits_BV)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -14,28 +14,21 @@ import numpy as np
 
 from transformer.config import Config
 from transformer.data.batching import Windows, document_plan, make_windows
-from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
 from transformer.data.pipeline import DocumentPipeline, StreamPipeline, window_batches
-from transformer.data.sources import cache_folder
-from transformer.data.store import Store, Tokens, open_store
-from transformer.data.tokenizer import load_tokenizers, make_tokenizer, save_tokenizers
+from transformer.data.store import Tokens
 from transformer.models.causal_lm import CausalLM
 from transformer.models.embeddings import embedding_rows
 from transformer.models.flops import TRAINING_FACTOR, causal_lm_forward_flops
 from transformer.models.masks import AttentionMask
-from transformer.models.named_parts import check_names
 from transformer.progress import progress
-from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
-from transformer.tasks.roles import require_roles
+from transformer.tasks.base import DocumentTask, run_model
 from transformer.tasks.text_generator import TextGenerator
-from transformer.types import Candidate, Params, Sums, TokenBatch, UserError, one_of
-
-SCORES = ("nll_per_token", "perplexity", "bits_per_byte")
+from transformer.types import Candidate, Params, Sums, TokenBatch, UserError
 
 logger = logging.getLogger(__name__)
 
 
-class LanguageModelingTask:
+class LanguageModelingTask(DocumentTask):
     """See :class:`transformer.types.Task`. Data is read when first asked for: generating text needs none.
 
     A document begins after EOS, or after what its tokenizer says (``start_id``), and ends with EOS, whatever
@@ -44,43 +37,18 @@ class LanguageModelingTask:
     (In training it then follows the EOS of another document, which costs a model that knows this nothing.)
     """
 
+    name, variant, scores = "language_modeling", "decoder_only", ("nll_per_token", "perplexity", "bits_per_byte")
+
     def __init__(self, config: Config, assets: Optional[Path] = None):
-        self.config = config
-        if config.model.variant != "decoder_only":
-            raise UserError(
-                f"task=language_modeling needs model.variant=decoder_only, not {config.model.variant}; for the latter "
-                "use task=translation"
-            )
-        if config.training.best_metric not in SCORES:
-            raise UserError(
-                f"training.best_metric={config.training.best_metric} is no score of task=language_modeling; use one of "
-                f"{', '.join(SCORES)}"
-            )
+        super().__init__(config, assets)
         if config.model.position_encoding == "learned" and self._window > config.model.max_positions:
             raise UserError(
                 f"evaluation.window={self._window} is more than model.max_positions={config.model.max_positions} can "
                 "tell apart"
             )
-        check_names(config.model)
-        one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
-        if assets is None:
-            self.tokenizer = make_tokenizer(config.data, self._source)
-        else:
-            self.tokenizer = load_tokenizers(assets)[1]
         self.model = CausalLM(config.model, embedding_rows(config.model, self.tokenizer.vocab_size))
-        self._stores: dict[str, Store] = {}
 
     # Data
-
-    @functools.cached_property
-    def _source(self) -> DocumentSource:
-        return make_documents(self.config.data, self.config.seed)
-
-    def data_fingerprint(self) -> str:
-        return self._source.fingerprint_of("train")
-
-    def assets_fingerprint(self) -> str:
-        return self.tokenizer.fingerprint
 
     @functools.cached_property
     def _training(self) -> DocumentPipeline | StreamPipeline:
@@ -112,19 +80,6 @@ class LanguageModelingTask:
         )
         return pipeline
 
-    def steps_per_epoch(self) -> int:
-        return self._training.num_batches
-
-    def batch(self, step: int) -> TokenBatch:
-        return self._training.batch(step)
-
-    def _store(self, source: DocumentSource, split: str) -> Store:
-        if source is not self._source:
-            return open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
-        if split not in self._stores:
-            self._stores[split] = open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
-        return self._stores[split]
-
     # Training
 
     def init(self, rng: Any) -> Params:
@@ -132,17 +87,8 @@ class LanguageModelingTask:
         return self.model.init(rng, tokens, AttentionMask(causal=True), deterministic=True)["params"]
 
     def loss(self, params: Params, batch: TokenBatch, rng: Any) -> Sums:
-        training = self.config.training
         logits_BTV, collected = logits_and_sums(self.model, params, batch, rng, batching=self.config.data.batching)
-        sums = cross_entropy(
-            logits_BTV,
-            batch.target_tokens,
-            batch.loss_weights,
-            label_smoothing=training.label_smoothing,
-            form=training.label_smoothing_form,
-            padding_id=self.tokenizer.pad_id,
-        )
-        return add_auxiliary_losses(sums, collected, self.config.model)
+        return self._sums(logits_BTV, batch.target_tokens, batch.loss_weights, collected)
 
     def work(self, batch: TokenBatch) -> dict[str, float]:
         rows, length = batch.target_tokens.shape
@@ -170,11 +116,7 @@ class LanguageModelingTask:
         those that are scored; ``num_bytes`` are all, also those of a first token that is not (see above).
         ``outputs``: the log-probability of each document, in nats.
         """
-        if isinstance(data, str):
-            source, split = self._source, data
-        else:
-            require_roles(self.config.task, data, ("text",))
-            source, split = DocumentList(list(read_documents(data["text"], self.config.data.documents))), "given"
+        source, split = self._given(data)
         window, stride = self._window, self.config.evaluation.stride
         if stride is None:
             stride = max(window // 2, 1)
@@ -225,30 +167,18 @@ class LanguageModelingTask:
     def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
         return TextGenerator(self.model, self.tokenizer, self.config.decoding)(params, lines, num_best)
 
-    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
-        return [found[0].text for found in self.candidates(params, lines, 1)]
-
-    def save_assets(self, workdir: Path) -> None:
-        save_tokenizers(workdir, (self.tokenizer, self.tokenizer))
-
 
 def logits_and_sums(
     model: CausalLM, params: Params, batch: TokenBatch, rng: Any, *, batching: str
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Scores [B, T, V] of all tokens at every position, and the sums that layers collect.
+    """Scores [B, T, V] of all tokens at every position, and the sums that layers collect; see ``run_model``.
 
     Args:
-      rng: of dropout; None: no dropout.
       batching: how the rows of the batch were made.
     """
-    (logits_BTV, _), collected = model.apply(
-        {"params": params},
-        batch.input_tokens,
-        make_mask(batch, batching),
-        positions_BT=batch.positions if batching == "pack" else None,
-        deterministic=rng is None,
-        rngs=None if rng is None else {"dropout": rng},
-        mutable=("sums",),
+    positions_BT = batch.positions if batching == "pack" else None
+    (logits_BTV, _), collected = run_model(
+        model, params, rng, batch.input_tokens, make_mask(batch, batching), positions_BT=positions_BT
     )
     return logits_BTV, collected
 
@@ -257,7 +187,8 @@ def logits_and_sums(
 def token_log_probs(model: CausalLM, params: Params, batch: TokenBatch) -> Any:
     """Log-probability [B, T] of each target of a batch with one stretch of text a row; 0 for padding."""
     logits_BTV, _ = logits_and_sums(model, params, batch, None, batching="bucket")
-    log_probs_BT = jnp.take_along_axis(jax.nn.log_softmax(logits_BTV), batch.target_tokens[..., None], axis=-1)[..., 0]
+    of_targets_BT = jnp.take_along_axis(logits_BTV, batch.target_tokens[..., None], axis=-1)[..., 0]
+    log_probs_BT = of_targets_BT - jax.nn.logsumexp(logits_BTV, axis=-1)  # no second array of the size of the logits
     return jnp.where(batch.segment_ids > 0, log_probs_BT, 0)
 
 

@@ -15,22 +15,16 @@ import numpy as np
 from transformer.config import Config
 from transformer.data.batching import document_plan, evaluation_plan
 from transformer.data.corruption import MaskedTokenPipeline, Pieces, TokenMasker, encode_marked
-from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
-from transformer.data.sources import cache_folder
-from transformer.data.store import Store, open_store
-from transformer.data.tokenizer import load_tokenizers, make_tokenizer, save_tokenizers
+from transformer.data.documents import DocumentSource
 from transformer.models.embeddings import embedding_rows
 from transformer.models.encoder_only import MaskedLM
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.masks import AttentionMask
-from transformer.models.named_parts import check_names
 from transformer.progress import progress
-from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
-from transformer.tasks.roles import require_roles
+from transformer.tasks.base import DocumentTask, run_model
 from transformer.tasks.searching import group_by_length
-from transformer.types import Candidate, MaskedTokenBatch, Params, Sums, UserError, one_of
+from transformer.types import Candidate, MaskedTokenBatch, Params, Sums, UserError
 
-SCORES = ("nll_per_token", "perplexity", "accuracy")
 MARKS = ("<mask>", "[MASK]")  # what a user types where something is to be filled in
 LINES_AT_A_TIME = 1_024  # among which similar lengths are sought
 TOKENS_AT_A_TIME = 2**20  # counted together
@@ -38,50 +32,26 @@ TOKENS_AT_A_TIME = 2**20  # counted together
 logger = logging.getLogger(__name__)
 
 
-class MaskedLMTask:
+class MaskedLMTask(DocumentTask):
     """See :class:`transformer.types.Task`. Data is read when first asked for: filling in needs none.
 
     Documents are cut into texts of at most ``data.max_source_length`` tokens, BOS and EOS included, which stand around
     each text, be it a whole document or not.
     """
 
+    name, variant, batchings = "masked_lm", "encoder_only", ("bucket", "pack")
+    scores = ("nll_per_token", "perplexity", "accuracy")
+
     def __init__(self, config: Config, assets: Optional[Path] = None):
-        self.config = config
-        if config.model.variant != "encoder_only" or config.data.batching == "stream":
-            raise UserError(
-                f"task=masked_lm needs model.variant=encoder_only, not {config.model.variant}, and data.batching="
-                f"bucket or pack, not {config.data.batching}"
-            )
         if config.data.max_source_length < 3:
             raise UserError(
                 f"data.max_source_length={config.data.max_source_length} has no room for BOS, a token and EOS"
             )
-        if config.training.best_metric not in SCORES:
-            raise UserError(
-                f"training.best_metric={config.training.best_metric} is no score of task=masked_lm; use one of "
-                f"{', '.join(SCORES)}"
-            )
-        check_names(config.model)
-        one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
-        if assets is None:
-            self.tokenizer = make_tokenizer(config.data, self._source)
-        else:
-            self.tokenizer = load_tokenizers(assets)[1]
+        super().__init__(config, assets)
         self._masker = TokenMasker(self.tokenizer, rate=config.data.noise_density, whole_words=config.data.whole_words)
         self.model = MaskedLM(config.model, embedding_rows(config.model, self.tokenizer.vocab_size))
-        self._stores: dict[str, Store] = {}
 
     # Data
-
-    @functools.cached_property
-    def _source(self) -> DocumentSource:
-        return make_documents(self.config.data, self.config.seed)
-
-    def data_fingerprint(self) -> str:
-        return self._source.fingerprint_of("train")
-
-    def assets_fingerprint(self) -> str:
-        return self.tokenizer.fingerprint
 
     @functools.cached_property
     def _training(self) -> MaskedTokenPipeline:
@@ -101,22 +71,9 @@ class MaskedLMTask:
         )
         return pipeline
 
-    def steps_per_epoch(self) -> int:
-        return self._training.num_batches
-
-    def batch(self, step: int) -> MaskedTokenBatch:
-        return self._training.batch(step)
-
     def _pieces(self, source: DocumentSource, split: str, num_documents: Optional[int] = None) -> Pieces:
         """The texts of a split, or of its first documents."""
-        if source is not self._source:
-            store = open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
-        elif split in self._stores:
-            store = self._stores[split]
-        else:
-            store = open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
-            self._stores[split] = store
-        return Pieces(store.sides[0].first(num_documents), self.config.data.max_source_length - 2)
+        return Pieces(self._store(source, split).sides[0].first(num_documents), self.config.data.max_source_length - 2)
 
     # Training
 
@@ -125,18 +82,9 @@ class MaskedLMTask:
         return self.model.init(rng, tokens, AttentionMask(), tokens, deterministic=True)["params"]
 
     def loss(self, params: Params, batch: MaskedTokenBatch, rng: Any) -> Sums:
-        training = self.config.training
         packed = self.config.data.batching == "pack"
         logits_BMV, collected = logits_and_sums(self.model, params, batch, rng, packed=packed)
-        sums = cross_entropy(
-            logits_BMV,
-            batch.target_tokens,
-            batch.loss_weights,
-            label_smoothing=training.label_smoothing,
-            form=training.label_smoothing_form,
-            padding_id=self.tokenizer.pad_id,
-        )
-        return add_auxiliary_losses(sums, collected, self.config.model)
+        return self._sums(logits_BMV, batch.target_tokens, batch.loss_weights, collected)
 
     def work(self, batch: MaskedTokenBatch) -> dict[str, float]:
         rows, length = batch.input_tokens.shape
@@ -164,11 +112,7 @@ class MaskedLMTask:
         ``accuracy_of_most_frequent`` is that of always guessing one piece, the most frequent of the training split, or
         of the text if it is a file. ``outputs``: the log-probability of the masked tokens of each text, in nats.
         """
-        if isinstance(data, str):
-            source, split = self._source, data
-        else:
-            require_roles(self.config.task, data, ("text",))
-            source, split = DocumentList(list(read_documents(data["text"], self.config.data.documents))), "given"
+        source, split = self._given(data)
         limit = self.config.evaluation.max_examples if during_training else None
         pieces = self._pieces(source, split, limit)
         frequent = self._most_frequent_in_training if source is self._source else self._most_frequent(pieces)
@@ -291,12 +235,6 @@ class MaskedLMTask:
             Candidate(filled_in(line, [self.tokenizer.decode([piece]) for piece in ids]), score) for score, ids in best
         ]
 
-    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
-        return [found[0].text for found in self.candidates(params, lines, 1)]
-
-    def save_assets(self, workdir: Path) -> None:
-        save_tokenizers(workdir, (self.tokenizer, self.tokenizer))
-
 
 class Choices(NamedTuple):
     """What may stand in the place of a mask: pieces, best first, and their log-probabilities."""
@@ -316,10 +254,9 @@ def filled_in(line: str, texts: Sequence[str]) -> str:
 def logits_and_sums(
     model: MaskedLM, params: Params, batch: MaskedTokenBatch, rng: Any, *, packed: bool
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Scores [B, M, V] of all tokens at the masked places, and the sums that layers collect.
+    """Scores [B, M, V] of all tokens at the masked places, and the sums that layers collect; see ``run_model``.
 
     Args:
-      rng: of dropout; None: no dropout.
       packed: whether rows hold several texts.
     """
     if packed:
@@ -327,17 +264,8 @@ def logits_and_sums(
     else:  # as little as is needed: more kernels understand that
         lengths_B = jnp.sum(batch.segment_ids != 0, axis=1)
         mask = AttentionMask(query_lengths=lengths_B, key_lengths=lengths_B)
-    logits_BMV, collected = model.apply(
-        {"params": params},
-        batch.input_tokens,
-        mask,
-        batch.masked_positions,
-        positions_BT=batch.positions if packed else None,
-        deterministic=rng is None,
-        rngs=None if rng is None else {"dropout": rng},
-        mutable=("sums",),
-    )
-    return logits_BMV, collected
+    positions_BT = batch.positions if packed else None
+    return run_model(model, params, rng, batch.input_tokens, mask, batch.masked_positions, positions_BT=positions_BT)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -17,17 +17,16 @@ from transformer.data.batching import Plan, training_plan
 from transformer.data.labeled_text import encode_rows, inference_batches, padded
 from transformer.data.sources import ParallelSource, cache_folder, escape_newlines, make_source, read_pairs
 from transformer.data.store import Store, Tokens, open_store
-from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizers, save_tokenizers
+from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizers
 from transformer.models.embeddings import embedding_rows
 from transformer.models.encoder_only import TextEmbedder
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.masks import AttentionMask
-from transformer.models.named_parts import check_names
 from transformer.progress import progress
+from transformer.tasks.base import BaseTask, require_roles, run_model
 from transformer.tasks.losses import add_auxiliary_losses, cross_entropy
 from transformer.types import Candidate, Params, Sums, TextPairBatch, UserError
 
-SCORES = ("accuracy", "mean_reciprocal_rank", "nll")
 TEMPERATURE = 0.05  # by which cosines are divided before the softmax
 LINES_AT_A_TIME = 1_024
 QUERIES_AT_A_TIME = 1_024
@@ -36,7 +35,7 @@ DIGITS = 6  # of the numbers of a vector that is written out
 logger = logging.getLogger(__name__)
 
 
-class SentenceEmbeddingTask:
+class SentenceEmbeddingTask(BaseTask):
     """See :class:`transformer.types.Task`. Data is read when first asked for: a trained model needs none.
 
     A text is a row ``bos tokens eos``. In training, of each pair either text is to be told from the other pairs' texts
@@ -51,8 +50,12 @@ class SentenceEmbeddingTask:
     temperature.
     """
 
+    name, variant, batchings = "sentence_embedding", "encoder_only", ("bucket",)
+    scores = ("accuracy", "mean_reciprocal_rank", "nll")
+    of_tokens = False
+
     def __init__(self, config: Config, assets: Optional[Path] = None):
-        self.config = config
+        super().__init__(config)
         _check(config)
         tokenizers = make_tokenizers(config.data, self._source) if assets is None else load_tokenizers(assets)
         if tokenizers[0].fingerprint != tokenizers[1].fingerprint:
@@ -66,12 +69,6 @@ class SentenceEmbeddingTask:
     def _source(self) -> ParallelSource:
         return make_source(self.config.data, self.config.seed)
 
-    def data_fingerprint(self) -> str:
-        return self._source.fingerprint_of("train")
-
-    def assets_fingerprint(self) -> str:
-        return self.tokenizer.fingerprint
-
     @functools.cached_property
     def _training(self) -> "PairPipeline":
         config = self.config
@@ -81,8 +78,8 @@ class SentenceEmbeddingTask:
                 "share out probability among; task=sentence_embedding is trained with 0"
             )
         store = open_store(self._source, "train", (self.tokenizer, self.tokenizer), cache_folder(config.data))
-        lengths = [_with_bos(side.lengths) for side in store.sides]
-        plan = training_plan(config.data, *lengths, config.seed, self._source.repeats("train"))
+        first, second = (_with_bos(side.lengths) for side in store.sides)
+        plan = training_plan(config.data, first, second, config.seed, self._source.repeats("train"))
         logger.info(
             "training on %d pairs an epoch in %d batches of %s; %.1f%% of the positions are padding",
             plan.num_examples,
@@ -91,12 +88,6 @@ class SentenceEmbeddingTask:
             100 * plan.padding_share(),
         )
         return PairPipeline(store, plan, self.tokenizer)
-
-    def steps_per_epoch(self) -> int:
-        return self._training.num_batches
-
-    def batch(self, step: int) -> TextPairBatch:
-        return self._training.batch(step)
 
     # Training
 
@@ -146,13 +137,9 @@ class SentenceEmbeddingTask:
         """
         if isinstance(data, str):
             pairs = list(self._source.pairs(data))
-        elif set(data) == {"source", "reference"}:
-            pairs = list(read_pairs(data["source"], data["reference"]))
         else:
-            raise UserError(
-                "task=sentence_embedding scores a split or source and reference, a text of each pair a line; it has no "
-                f"use for {', '.join(data)} alone"
-            )
+            require_roles(self.name, data, ("source", "reference"))
+            pairs = list(read_pairs(data["source"], data["reference"]))
         if during_training:
             pairs = pairs[: self.config.evaluation.max_examples]
         if not pairs:
@@ -202,20 +189,10 @@ class SentenceEmbeddingTask:
             for vector in self.embed(params, lines[start : start + LINES_AT_A_TIME]):
                 yield [Candidate(json.dumps([float(f"{value:.{DIGITS}g}") for value in vector]), 0.0)]
 
-    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
-        return [found[0].text for found in self.candidates(params, lines, 1)]
-
-    def save_assets(self, workdir: Path) -> None:
-        save_tokenizers(workdir, (self.tokenizer, self.tokenizer))
-
 
 def _check(config: Config) -> None:
     """See that the config goes with the task, before any data is read."""
     data, model = config.data, config.model
-    if model.variant != "encoder_only":
-        raise UserError(f"task=sentence_embedding needs model.variant=encoder_only, not {model.variant}")
-    if data.batching != "bucket":
-        raise UserError(f"data.batching={data.batching}: task=sentence_embedding has one text a row; use bucket")
     if not data.joint_vocabulary:
         raise UserError(
             "data.joint_vocabulary=False: task=sentence_embedding has one encoder for both texts; use one vocabulary"
@@ -227,12 +204,6 @@ def _check(config: Config) -> None:
             f"data.max_target_length={data.max_target_length}, which limits the second texts, is more than "
             f"data.tokens_per_batch={data.tokens_per_batch} or model.max_positions={model.max_positions} allows"
         )
-    if config.training.best_metric not in SCORES:
-        raise UserError(
-            f"training.best_metric={config.training.best_metric} is no score of task=sentence_embedding; use one of "
-            f"{', '.join(SCORES)}"
-        )
-    check_names(model)
 
 
 class PairPipeline:
@@ -281,21 +252,8 @@ def _with_bos(lengths: np.ndarray) -> np.ndarray:
 def vectors_and_sums(
     model: TextEmbedder, params: Params, tokens_BT: Any, lengths_B: Any, rng: Any
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Vectors [B, D] of length 1 of the rows, and the sums that layers collect.
-
-    Args:
-      rng: of dropout; None: no dropout.
-    """
-    lengths_B = jnp.maximum(lengths_B, 1)  # a row of nothing has no direction, and its gradient would be NaN
-    vectors_BD, collected = model.apply(
-        {"params": params},
-        tokens_BT,
-        AttentionMask(query_lengths=lengths_B, key_lengths=lengths_B),
-        deterministic=rng is None,
-        rngs=None if rng is None else {"dropout": rng},
-        mutable=("sums",),
-    )
-    return vectors_BD, collected
+    """Vectors [B, D] of length 1 of the rows, and the sums that layers collect; see ``run_model``."""
+    return run_model(model, params, rng, tokens_BT, AttentionMask(query_lengths=lengths_B, key_lengths=lengths_B))
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -20,30 +20,23 @@ from transformer.data.corruption import (
     encode_marked,
     span_counts,
 )
-from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
+from transformer.data.documents import DocumentSource
 from transformer.data.pipeline import real_tokens
-from transformer.data.sources import cache_folder
-from transformer.data.store import Store, open_store
-from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizer, save_tokenizers
+from transformer.data.tokenizer import Tokenizer
 from transformer.models.embeddings import embedding_rows
 from transformer.models.flops import TRAINING_FACTOR, seq2seq_forward_flops
 from transformer.models.masks import AttentionMask
-from transformer.models.named_parts import check_names
 from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
-from transformer.models.stacks import require_decoding
 from transformer.progress import progress
-from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
-from transformer.tasks.roles import require_roles
+from transformer.tasks.base import DocumentTask
 from transformer.tasks.translation import logits, logits_and_sums
 from transformer.tasks.translator import Translator
-from transformer.types import Candidate, Params, Seq2SeqBatch, Sums, UserError, one_of
-
-SCORES = ("nll_per_token", "perplexity", "accuracy")
+from transformer.types import Candidate, Params, Seq2SeqBatch, Sums, UserError
 
 logger = logging.getLogger(__name__)
 
 
-class SpanCorruptionTask:
+class SpanCorruptionTask(DocumentTask):
     """See :class:`transformer.types.Task`. Data is read when first asked for: filling in needs none.
 
     Documents are cut into texts of at most ``data.max_source_length`` tokens, EOS included, before spans are cut out of
@@ -53,22 +46,15 @@ class SpanCorruptionTask:
     text has parts of two.
     """
 
+    name, variant, batchings, decodes = "span_corruption", "encoder_decoder", ("bucket", "pack"), True
+    scores = ("nll_per_token", "perplexity", "accuracy")
+
     def __init__(self, config: Config, assets: Optional[Path] = None):
-        self.config = config
         data = config.data
-        if config.model.variant != "encoder_decoder" or data.batching == "stream" or not data.joint_vocabulary:
+        if not data.joint_vocabulary:
             raise UserError(
-                f"task=span_corruption needs model.variant=encoder_decoder, not {config.model.variant}, data.batching="
-                f"bucket or pack, not {data.batching}, and data.joint_vocabulary=True"
+                "data.joint_vocabulary=False: task=span_corruption has one vocabulary for texts and targets"
             )
-        if config.training.best_metric not in SCORES:
-            raise UserError(
-                f"training.best_metric={config.training.best_metric} is no score of task=span_corruption; use one of "
-                f"{', '.join(SCORES)}"
-            )
-        check_names(config.model)
-        require_decoding(config.model)
-        one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
         self._noise = (data.noise_density, data.mean_span_length)
         _, [target_length] = corrupted_lengths(np.array([data.max_source_length - 1]), *self._noise)
         if target_length > data.max_target_length:
@@ -76,10 +62,7 @@ class SpanCorruptionTask:
                 f"data.max_target_length={data.max_target_length} has no room for what is cut out of a text of "
                 f"data.max_source_length={data.max_source_length}; set it to {target_length} or more"
             )
-        if assets is None:
-            self.tokenizer = make_tokenizer(data, self._source)
-        else:
-            self.tokenizer = load_tokenizers(assets)[1]
+        super().__init__(config, assets)
         _, [num_spans] = span_counts(np.array([data.max_source_length - 1]), *self._noise)
         missing = num_spans - len(self.tokenizer.sentinel_ids)
         if missing > 0:
@@ -90,19 +73,8 @@ class SpanCorruptionTask:
             )
         rows = embedding_rows(config.model, self.tokenizer.vocab_size)
         self.model = Seq2Seq(config.model, rows, rows)
-        self._stores: dict[str, Store] = {}
 
     # Data
-
-    @functools.cached_property
-    def _source(self) -> DocumentSource:
-        return make_documents(self.config.data, self.config.seed)
-
-    def data_fingerprint(self) -> str:
-        return self._source.fingerprint_of("train")
-
-    def assets_fingerprint(self) -> str:
-        return self.tokenizer.fingerprint
 
     @functools.cached_property
     def _training(self) -> SpanCorruptionPipeline:
@@ -121,22 +93,9 @@ class SpanCorruptionTask:
         )
         return SpanCorruptionPipeline(pieces, plan, self.tokenizer, *self._noise, seed=self.config.seed)
 
-    def steps_per_epoch(self) -> int:
-        return self._training.num_batches
-
-    def batch(self, step: int) -> Seq2SeqBatch:
-        return self._training.batch(step)
-
     def _pieces(self, source: DocumentSource, split: str, num_documents: Optional[int] = None) -> Pieces:
         """The texts of a split, or of its first documents."""
-        if source is not self._source:
-            store = open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
-        elif split in self._stores:
-            store = self._stores[split]
-        else:
-            store = open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
-            self._stores[split] = store
-        return Pieces(store.sides[0].first(num_documents), self.config.data.max_source_length - 1)
+        return Pieces(self._store(source, split).sides[0].first(num_documents), self.config.data.max_source_length - 1)
 
     # Training
 
@@ -146,17 +105,9 @@ class SpanCorruptionTask:
         return self.model.init(rng, tokens, tokens, masks, deterministic=True)["params"]
 
     def loss(self, params: Params, batch: Seq2SeqBatch, rng: Any) -> Sums:
-        training, packed = self.config.training, self.config.data.batching == "pack"
+        packed = self.config.data.batching == "pack"
         logits_BTV, collected = logits_and_sums(self.model, params, batch, rng, packed=packed)
-        sums = cross_entropy(
-            logits_BTV,
-            batch.decoder_target_tokens,
-            batch.decoder_loss_weights,
-            label_smoothing=training.label_smoothing,
-            form=training.label_smoothing_form,
-            padding_id=self.tokenizer.pad_id,
-        )
-        return add_auxiliary_losses(sums, collected, self.config.model)
+        return self._sums(logits_BTV, batch.decoder_target_tokens, batch.decoder_loss_weights, collected)
 
     def work(self, batch: Seq2SeqBatch) -> dict[str, float]:
         source_tokens, target_tokens = real_tokens(batch)
@@ -185,11 +136,7 @@ class SpanCorruptionTask:
 
         ``outputs``: the log-probability of the target of each text, in nats.
         """
-        if isinstance(data, str):
-            source, split = self._source, data
-        else:
-            require_roles(self.config.task, data, ("text",))
-            source, split = DocumentList(list(read_documents(data["text"], self.config.data.documents))), "given"
+        source, split = self._given(data)
         limit = self.config.evaluation.max_examples if during_training else None
         pieces = self._pieces(source, split, limit)
         lengths = corrupted_lengths(pieces.lengths, *self._noise)
@@ -219,12 +166,6 @@ class SpanCorruptionTask:
         """What the model writes for lines with ``<extra_id_0>``, ``<extra_id_1>``, ... in them: each, and its span."""
         tokenizers = (TypedSentinels(self.tokenizer), self.tokenizer)
         return Translator(self.model, tokenizers, self.config.decoding)(params, lines, num_best)
-
-    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
-        return [found[0].text for found in self.candidates(params, lines, 1)]
-
-    def save_assets(self, workdir: Path) -> None:
-        save_tokenizers(workdir, (self.tokenizer, self.tokenizer))
 
 
 class TypedSentinels(Tokenizer):

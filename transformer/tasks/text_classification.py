@@ -24,32 +24,30 @@ from transformer.data.labeled_text import (
     read_labeled,
 )
 from transformer.data.sources import escape_newlines
-from transformer.data.tokenizer import load_tokenizers, make_tokenizer, save_tokenizers
+from transformer.data.tokenizer import load_tokenizers, make_tokenizer
 from transformer.evaluation.classification_scores import confusion_counts, score
 from transformer.models.embeddings import embedding_rows
 from transformer.models.encoder_only import TextClassifier
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.masks import AttentionMask
-from transformer.models.named_parts import check_names
 from transformer.progress import progress
-from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
-from transformer.tasks.roles import require_roles
-from transformer.types import Candidate, LabeledTextBatch, Params, Sums, UserError, one_of
-
-SCORES = ("accuracy", "f1", "nll")
+from transformer.tasks.base import BaseTask, require_roles, run_model
+from transformer.types import Candidate, LabeledTextBatch, Params, Sums, UserError
 
 logger = logging.getLogger(__name__)
 
 
-class TextClassificationTask:
+class TextClassificationTask(BaseTask):
     """See :class:`transformer.types.Task`. Training data is read when first asked for: a trained model needs none.
 
     A text is a row ``bos tokens eos``, a pair ``bos first eos second eos``. The labels are those of the training split.
     """
 
+    name, variant, batchings, scores = "text_classification", "encoder_only", ("bucket",), ("accuracy", "f1", "nll")
+    of_tokens = False
+
     def __init__(self, config: Config, assets: Optional[Path] = None):
-        self.config = config
-        _check(config)
+        super().__init__(config)
         if assets is None:
             texts = [text for example in self._source.examples("train") for text in example.texts]
             self.tokenizer = make_tokenizer(config.data, DocumentList(texts))
@@ -78,12 +76,6 @@ class TextClassificationTask:
             raise UserError(f"the training split has no label but {labels.names[0]}: there is nothing to learn")
         return labels
 
-    def data_fingerprint(self) -> str:
-        return self._source.fingerprint_of("train")
-
-    def assets_fingerprint(self) -> str:
-        return self.tokenizer.fingerprint
-
     @functools.cached_property
     def _training(self) -> LabeledTextPipeline:
         rows, labels = self._split("train")
@@ -105,12 +97,6 @@ class TextClassificationTask:
             100 * pipeline.padding_share,
         )
         return pipeline
-
-    def steps_per_epoch(self) -> int:
-        return self._training.num_batches
-
-    def batch(self, step: int) -> LabeledTextBatch:
-        return self._training.batch(step)
 
     def _split(self, name: str) -> tuple[TokenRows, np.ndarray]:
         if name not in self._splits:
@@ -137,16 +123,8 @@ class TextClassificationTask:
         return self.model.init(rng, jnp.zeros((1, 1), jnp.int32), AttentionMask(), deterministic=True)["params"]
 
     def loss(self, params: Params, batch: LabeledTextBatch, rng: Any) -> Sums:
-        training = self.config.training
         logits_BC, collected = logits_and_sums(self.model, params, batch, rng)
-        sums = cross_entropy(
-            logits_BC,
-            batch.labels,
-            batch.loss_weights,
-            label_smoothing=training.label_smoothing,
-            form=training.label_smoothing_form,
-        )
-        return add_auxiliary_losses(sums, collected, self.config.model)
+        return self._sums(logits_BC, batch.labels, batch.loss_weights, collected)
 
     def work(self, batch: LabeledTextBatch) -> dict[str, float]:
         model = self.config.model
@@ -177,7 +155,7 @@ class TextClassificationTask:
         if isinstance(data, str):
             rows, labels = self._split(data)
         else:
-            require_roles("text_classification", data, ("text",))
+            require_roles(self.name, data, ("text",))
             rows, labels = self._encode(list(read_labeled(data["text"])))
         if during_training:
             limit = self.config.evaluation.max_examples
@@ -239,54 +217,17 @@ class TextClassificationTask:
             raise UserError(f"line {number + 1} has no tab: the model was trained on pairs, so give two texts a line")
         return first, second
 
-    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
-        return [found[0].text for found in self.candidates(params, lines, 1)]
-
     def save_assets(self, workdir: Path) -> None:
-        save_tokenizers(workdir, (self.tokenizer, self.tokenizer))
+        super().save_assets(workdir)
         self.labels.save(workdir)
-
-
-def _check(config: Config) -> None:
-    """See that the config goes with the task, before any data is read."""
-    if config.model.variant != "encoder_only":
-        raise UserError(f"task=text_classification needs model.variant=encoder_only, not {config.model.variant}")
-    if config.data.batching != "bucket":
-        raise UserError(
-            f"data.batching={config.data.batching}: task=text_classification has one text, or pair, a row; use bucket"
-        )
-    if config.training.best_metric not in SCORES:
-        raise UserError(
-            f"training.best_metric={config.training.best_metric} is no score of task=text_classification; use one of "
-            f"{', '.join(SCORES)}"
-        )
-    check_names(config.model)
-    one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
-    if config.training.label_smoothing_form == "without_padding":
-        raise UserError(
-            "training.label_smoothing_form=without_padding leaves out the padding token, and no label is one; use "
-            "uniform or others"
-        )
 
 
 def logits_and_sums(
     model: TextClassifier, params: Params, batch: LabeledTextBatch, rng: Any
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Scores [B, C] of all labels for every row, and the sums that layers collect.
-
-    Args:
-      rng: of dropout; None: no dropout.
-    """
-    logits_BC, collected = model.apply(
-        {"params": params},
-        batch.input_tokens,
-        AttentionMask(query_lengths=batch.lengths, key_lengths=batch.lengths),
-        token_types_BT=batch.token_types,
-        deterministic=rng is None,
-        rngs=None if rng is None else {"dropout": rng},
-        mutable=("sums",),
-    )
-    return logits_BC, collected
+    """Scores [B, C] of all labels for every row, and the sums that layers collect; see ``run_model``."""
+    mask = AttentionMask(query_lengths=batch.lengths, key_lengths=batch.lengths)
+    return run_model(model, params, rng, batch.input_tokens, mask, token_types_BT=batch.token_types)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -14,18 +14,16 @@ import numpy as np
 from transformer.config import Config
 from transformer.data.labeled_text import NO_LABEL, LabeledTextPipeline, LabelSet, inference_batches, padded
 from transformer.data.token_labels import LabeledWords, LabeledWordSource, WordEncoder, WordRows, get_labeling
-from transformer.data.tokenizer import load_tokenizers, make_tokenizer, save_tokenizers
+from transformer.data.tokenizer import load_tokenizers, make_tokenizer
 from transformer.evaluation.classification_scores import confusion_counts, score
 from transformer.models.embeddings import embedding_rows
 from transformer.models.encoder_only import TokenClassifier
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.masks import AttentionMask
-from transformer.models.named_parts import check_names
 from transformer.progress import progress
-from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
-from transformer.types import Candidate, LabeledTextBatch, Params, Sums, UserError, one_of
+from transformer.tasks.base import BaseTask, require_roles, run_model
+from transformer.types import Candidate, LabeledTextBatch, Params, Sums, UserError
 
-SCORES = ("f1", "accuracy", "nll")
 LINES_AT_A_TIME = 1_024
 
 logger = logging.getLogger(__name__)
@@ -39,16 +37,18 @@ class _Split(NamedTuple):
     labels: np.ndarray
 
 
-class TokenClassificationTask:
+class TokenClassificationTask(BaseTask):
     """See :class:`transformer.types.Task`. Training data is read when first asked for: a trained model needs none.
 
     A row is ``bos pieces eos`` with words of one text, as many as ``data.max_source_length`` has room for. The first
     piece of a word carries its label. A text that is longer than a row goes on in others, which do not see each other.
     """
 
+    name, variant, batchings, scores = "token_classification", "encoder_only", ("bucket",), ("accuracy", "f1", "nll")
+    of_tokens = False
+
     def __init__(self, config: Config, assets: Optional[Path] = None):
-        self.config = config
-        _check(config)
+        super().__init__(config)
         self._labeling = get_labeling(config.data)
         if assets is None:
             self.tokenizer = make_tokenizer(config.data, self._source)
@@ -65,12 +65,6 @@ class TokenClassificationTask:
     @functools.cached_property
     def _source(self) -> LabeledWordSource:
         return self._labeling.source(self.config.data, self.config.seed)
-
-    def data_fingerprint(self) -> str:
-        return self._source.fingerprint_of("train")
-
-    def assets_fingerprint(self) -> str:
-        return self.tokenizer.fingerprint
 
     @functools.cached_property
     def _training(self) -> LabeledTextPipeline:
@@ -94,12 +88,6 @@ class TokenClassificationTask:
         )
         return pipeline
 
-    def steps_per_epoch(self) -> int:
-        return self._training.num_batches
-
-    def batch(self, step: int) -> LabeledTextBatch:
-        return self._training.batch(step)
-
     def _split(self, name: str) -> _Split:
         if name not in self._splits:
             self._splits[name] = self._encode(list(self._source.texts(name)), f"the {name} split")
@@ -118,16 +106,8 @@ class TokenClassificationTask:
         return self.model.init(rng, jnp.zeros((1, 1), jnp.int32), AttentionMask(), deterministic=True)["params"]
 
     def loss(self, params: Params, batch: LabeledTextBatch, rng: Any) -> Sums:
-        training = self.config.training
         logits_BTC, collected = logits_and_sums(self.model, params, batch, rng)
-        sums = cross_entropy(
-            logits_BTC,
-            batch.labels,
-            batch.loss_weights,
-            label_smoothing=training.label_smoothing,
-            form=training.label_smoothing_form,
-        )
-        return add_auxiliary_losses(sums, collected, self.config.model)
+        return self._sums(logits_BTC, batch.labels, batch.loss_weights, collected)
 
     def work(self, batch: LabeledTextBatch) -> dict[str, float]:
         model = self.config.model
@@ -157,13 +137,10 @@ class TokenClassificationTask:
         """
         if isinstance(data, str):
             texts, rows, labels = self._split(data)
-        elif set(data) == {"text"}:
+        else:
+            require_roles(self.name, data, ("text",))
             texts = list(self._labeling.read(data["text"], self.config.data))
             texts, rows, labels = self._encode(texts, str(data["text"]))
-        else:
-            raise UserError(
-                f"task=token_classification scores a split or one text; it has no use for {', '.join(data)}"
-            )
         if during_training and self.config.evaluation.max_examples is not None:
             texts, rows, labels = self._encode(texts[: self.config.evaluation.max_examples], "what is scored")
         log_probs = self._log_probs(params, rows, len(labels))
@@ -219,53 +196,17 @@ class TokenClassificationTask:
             for start, end, text in zip(ends[:-1], ends[1:], outputs, strict=True):
                 yield [Candidate(text, float(best[start:end].sum()))]
 
-    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
-        return [found[0].text for found in self.candidates(params, lines, 1)]
-
     def save_assets(self, workdir: Path) -> None:
-        save_tokenizers(workdir, (self.tokenizer, self.tokenizer))
+        super().save_assets(workdir)
         self.labels.save(workdir)
-
-
-def _check(config: Config) -> None:
-    """See that the config goes with the task, before any data is read."""
-    if config.model.variant != "encoder_only":
-        raise UserError(f"task=token_classification needs model.variant=encoder_only, not {config.model.variant}")
-    if config.data.batching != "bucket":
-        raise UserError(
-            f"data.batching={config.data.batching}: task=token_classification has one text in a row; use bucket"
-        )
-    if config.training.best_metric not in SCORES:
-        raise UserError(
-            f"training.best_metric={config.training.best_metric} is no score of task=token_classification; use one of "
-            f"{', '.join(SCORES)}"
-        )
-    check_names(config.model)
-    one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
-    if config.training.label_smoothing_form == "without_padding":
-        raise UserError(
-            "training.label_smoothing_form=without_padding leaves out the padding token, and no label is one; use "
-            "uniform or others"
-        )
 
 
 def logits_and_sums(
     model: TokenClassifier, params: Params, batch: LabeledTextBatch, rng: Any
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Scores [B, T, C] of all labels at every position, and the sums that layers collect.
-
-    Args:
-      rng: of dropout; None: no dropout.
-    """
-    logits_BTC, collected = model.apply(
-        {"params": params},
-        batch.input_tokens,
-        AttentionMask(query_lengths=batch.lengths, key_lengths=batch.lengths),
-        deterministic=rng is None,
-        rngs=None if rng is None else {"dropout": rng},
-        mutable=("sums",),
-    )
-    return logits_BTC, collected
+    """Scores [B, T, C] of all labels at every position, and the sums that layers collect; see ``run_model``."""
+    mask = AttentionMask(query_lengths=batch.lengths, key_lengths=batch.lengths)
+    return run_model(model, params, rng, batch.input_tokens, mask)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -29,31 +29,23 @@ from transformer.evaluation.text_scores import score
 from transformer.models.embeddings import embedding_rows
 from transformer.models.flops import TRAINING_FACTOR, seq2seq_forward_flops
 from transformer.models.masks import AttentionMask
-from transformer.models.named_parts import check_names
 from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
-from transformer.models.stacks import require_decoding
 from transformer.progress import progress
-from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
-from transformer.tasks.roles import require_roles
+from transformer.tasks.base import BaseTask, require_roles, run_model
 from transformer.tasks.translator import Translator
-from transformer.types import Candidate, Params, Seq2SeqBatch, Sums, UserError, one_of
+from transformer.types import Candidate, Params, Seq2SeqBatch, Sums, UserError
 
 logger = logging.getLogger(__name__)
 
 
-class TranslationTask:
+class TranslationTask(BaseTask):
     """See :class:`transformer.types.Task`. Data is read when first asked for: translating needs none."""
 
+    name, variant, batchings, decodes = "translation", "encoder_decoder", ("bucket", "pack"), True
+    scores = ("bleu", "chrf", "exact_match", "nll_per_token", "perplexity")
+
     def __init__(self, config: Config, assets: Optional[Path] = None):
-        self.config = config
-        if config.model.variant != "encoder_decoder" or config.data.batching == "stream":
-            raise UserError(
-                f"task=translation needs model.variant=encoder_decoder, not {config.model.variant}, and data.batching="
-                f"bucket or pack, not {config.data.batching}; the others are for task=language_modeling"
-            )
-        check_names(config.model)
-        require_decoding(config.model)
-        one_of("training.label_smoothing_form", config.training.label_smoothing_form, LABEL_SMOOTHING_FORMS)
+        super().__init__(config)
         self._tokenizers = make_tokenizers(config.data, self._source) if assets is None else load_tokenizers(assets)
         if config.data.joint_vocabulary != (self._tokenizers[0].fingerprint == self._tokenizers[1].fingerprint):
             raise UserError(
@@ -70,9 +62,6 @@ class TranslationTask:
     @functools.cached_property
     def _source(self) -> ParallelSource:
         return make_source(self.config.data, self.config.seed)
-
-    def data_fingerprint(self) -> str:
-        return self._source.fingerprint_of("train")
 
     def assets_fingerprint(self) -> str:
         return " ".join(tokenizer.fingerprint for tokenizer in self._tokenizers)
@@ -96,12 +85,6 @@ class TranslationTask:
         )
         return Pipeline(store, plan, self._tokenizers)
 
-    def steps_per_epoch(self) -> int:
-        return self._training.num_batches
-
-    def batch(self, step: int) -> Seq2SeqBatch:
-        return self._training.batch(step)
-
     def _store(self, split: str) -> Store:
         if split not in self._stores:
             folder = cache_folder(self.config.data)
@@ -116,17 +99,9 @@ class TranslationTask:
         return self.model.init(rng, tokens, tokens, masks, deterministic=True)["params"]
 
     def loss(self, params: Params, batch: Seq2SeqBatch, rng: Any) -> Sums:
-        training, packed = self.config.training, self.config.data.batching == "pack"
+        packed = self.config.data.batching == "pack"
         logits_BTV, collected = logits_and_sums(self.model, params, batch, rng, packed=packed)
-        sums = cross_entropy(
-            logits_BTV,
-            batch.decoder_target_tokens,
-            batch.decoder_loss_weights,
-            label_smoothing=training.label_smoothing,
-            form=training.label_smoothing_form,
-            padding_id=self.tokenizer.pad_id,
-        )
-        return add_auxiliary_losses(sums, collected, self.config.model)
+        return self._sums(logits_BTV, batch.decoder_target_tokens, batch.decoder_loss_weights, collected)
 
     def work(self, batch: Seq2SeqBatch) -> dict[str, float]:
         source_tokens, target_tokens = real_tokens(batch)
@@ -155,7 +130,7 @@ class TranslationTask:
         if isinstance(data, str):
             source, split = self._source, data
         else:
-            require_roles(self.config.task, data, ("source", "reference"), ("source", "hypothesis"))
+            require_roles(self.name, data, ("source", "reference"), ("source", "hypothesis"))
             source, split = (
                 PairList(list(read_pairs(data["source"], data.get("reference") or data["hypothesis"]))),
                 "given",
@@ -212,9 +187,6 @@ class TranslationTask:
     def _translator(self, decoding: DecodingConfig) -> Translator:
         return Translator(self.model, self._tokenizers, decoding)
 
-    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
-        return [found[0].text for found in self.candidates(params, lines, 1)]
-
     def save_assets(self, workdir: Path) -> None:
         save_tokenizers(workdir, self._tokenizers)
 
@@ -227,19 +199,17 @@ def logits(model: Seq2Seq, params: Params, batch: Seq2SeqBatch, *, packed: bool)
 def logits_and_sums(
     model: Seq2Seq, params: Params, batch: Seq2SeqBatch, rng: Any, *, packed: bool
 ) -> tuple[Any, Mapping[str, Any]]:
-    """The same with dropout, unless ``rng`` is None, and the sums that layers collect; see ``add_auxiliary_losses``."""
-    logits_BTV, collected = model.apply(
-        {"params": params},
+    """The same with dropout, unless ``rng`` is None, and the sums that layers collect; see ``run_model``."""
+    return run_model(
+        model,
+        params,
+        rng,
         batch.encoder_input_tokens,
         batch.decoder_input_tokens,
         make_masks(batch, packed),
         encoder_positions_BS=batch.encoder_positions if packed else None,
         decoder_positions_BT=batch.decoder_positions if packed else None,
-        deterministic=rng is None,
-        rngs=None if rng is None else {"dropout": rng},
-        mutable=("sums",),
     )
-    return logits_BTV, collected
 
 
 @functools.partial(jax.jit, static_argnames="model")

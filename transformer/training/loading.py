@@ -1,5 +1,6 @@
 """From a workdir to a model that can be used."""
 
+import json
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ from transformer.training.checkpoints import Checkpoints
 from transformer.training.partitioning import unbox
 from transformer.training.workdir import CHECKPOINTS, LOWER_IS_BETTER, read_config
 from transformer.types import Params, Task, UserError
+
+CLASSIFIER, LABELS = "classifier", "labels.json"
+"""The part of the parameters that belongs to the names of labels, and the file where a task keeps these."""
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +93,14 @@ def read_params(
     return params, description
 
 
-def read_parts(workdir: Path, config: Config, task: Task) -> Params:
+def read_parts(workdir: Path, config: Config, task: Task, own: Path) -> Params:
     """The parts of the parameters, by their first names, that both the newest checkpoint and ``task`` have.
 
-    A model may so start from one with another head: from an encoder that was trained to guess masked tokens, say.
+    A model may so start from one with another head: from an encoder that was trained to guess masked tokens, say. A
+    classifier is only taken over if it is for the same labels.
+
+    Args:
+      own: the workdir of the run that is to start, with the assets of its task.
 
     Raises:
       UserError: as for :func:`load`; if no part is the same, or one is of another shape.
@@ -101,6 +109,8 @@ def read_parts(workdir: Path, config: Config, task: Task) -> Params:
     there = checkpoints.params_shapes()
     here = unbox(jax.eval_shape(task.init, jax.random.key(0)))
     common = sorted(there.keys() & here.keys())
+    if CLASSIFIER in common and _labels(workdir) != _labels(own):
+        common.remove(CLASSIFIER)
     for name in common:
         differing = _differences(there[name], here[name])
         if differing:
@@ -119,10 +129,15 @@ def read_parts(workdir: Path, config: Config, task: Task) -> Params:
         "starting from %s in %s; new: %s; left there: %s",
         ", ".join(common),
         workdir,
-        ", ".join(sorted(here.keys() - there.keys())) or "nothing",
-        ", ".join(sorted(there.keys() - here.keys())) or "nothing",
+        ", ".join(sorted(here.keys() - set(common))) or "nothing",
+        ", ".join(sorted(there.keys() - set(common))) or "nothing",
     )
     return {name: params[name] for name in common}
+
+
+def _labels(workdir: Path) -> Any:
+    path = workdir / LABELS
+    return json.loads(path.read_text(encoding="utf-8"))["names"] if path.exists() else None
 
 
 def copy_tokenizer(workdir: Path, folder: Path) -> None:

@@ -60,7 +60,8 @@ class Trainer:
         self.config, self.mesh, self.signals = config, mesh, signals
         self.schedule = make_schedule(training, config.model.d_model)
         self.checkpoints = open_checkpoints(workdir, config)
-        self.task = self._make_task(workdir)
+        self.workdir = workdir
+        self.task = self._make_task()
         self.task.save_assets(workdir)
         self.fingerprints = {"data": self.task.data_fingerprint(), "assets": self.task.assets_fingerprint()}
         self.optimizer = make_optimizer(training, self.schedule)
@@ -112,10 +113,10 @@ class Trainer:
         logger.info("stopped at step %d of %d; the same command goes on from there", self.step, training.num_steps)
         return training.preempted_exit_code if self.signals.received else 0
 
-    def _make_task(self, workdir: Path) -> Task:
+    def _make_task(self) -> Task:
         """With the tokenizer and whatever else the run has in its workdir, or with that of the run it starts from."""
         if self.checkpoints.steps():
-            return make_task(self.config, workdir)
+            return make_task(self.config, self.workdir)
         if self.config.training.initialize_from is None:
             return make_task(self.config)
         with tempfile.TemporaryDirectory() as folder:
@@ -146,7 +147,7 @@ class Trainer:
         if restored is None:
             params = None
             if training.initialize_from is not None:
-                params = read_parts(Path(training.initialize_from), self.config, self.task)
+                params = read_parts(Path(training.initialize_from), self.config, self.task, self.workdir)
             return init_state(self.task, self.optimizer, abstract, self.config.seed, params), 0.0
         for name, found in self.fingerprints.items():
             if restored.metadata[f"{name}_fingerprint"] != found:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
 LOG = "log.txt"
-LOWER_IS_BETTER = ("loss", "nll_per_token", "perplexity")
+LOWER_IS_BETTER = ("loss", "nll", "nll_per_token", "perplexity", "bits_per_byte")
 
 
 @contextlib.contextmanager

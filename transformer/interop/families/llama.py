@@ -33,6 +33,7 @@ def read_config(settings: Settings, names: frozenset[str]) -> Changes:
     architecture = ARCHITECTURES[kind]
     settings.require("architectures", None, [architecture], [architecture.replace("ForCausalLM", "Model")])
     settings.require("rope_interleaved", False)
+    settings.require("use_mrope", False)
     settings.harmless("pretraining_tp", "is_llama_config")
     positions = settings.get("max_position_embeddings", 2048)
     length = min(positions, LONGEST_ROW)

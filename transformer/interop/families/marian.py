@@ -5,7 +5,7 @@ from typing import Any
 
 from transformer.config import Config
 from transformer.interop.family import Changes, Family, Row, linear_rows, norm_rows
-from transformer.interop.layouts import as_is, leading, linear
+from transformer.interop.layouts import as_is, leading
 from transformer.interop.settings import Settings
 
 ACTIVATIONS = {"swish": "silu", "silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu"}
@@ -15,7 +15,8 @@ def read_config(settings: Settings, names: frozenset[str]) -> Changes:
     """The penalty of a length is a power of it there, of alpha 1 if nothing is said, and beams are kept as there."""
     settings.require("architectures", None, ["MarianMTModel"])
     settings.require("is_encoder_decoder", True)
-    settings.require("share_encoder_decoder_embeddings", True)
+    for key in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
+        settings.require(key, True)
     settings.require("static_position_embeddings", True)
     for key in ("normalize_before", "normalize_embedding", "add_final_layer_norm"):
         settings.require(key, False)
@@ -61,7 +62,7 @@ def read_config(settings: Settings, names: frozenset[str]) -> Changes:
         "model.norm_epsilon": 1e-5,
         "model.position_encoding": "sinusoidal_half_split",
         "model.activation": settings.choose("activation_function", ACTIVATIONS, "gelu"),
-        "model.shared_embeddings": "all" if settings.get("tie_word_embeddings", True) else "inputs",
+        "model.shared_embeddings": "all",
         "model.scale_embeddings": settings.get("scale_embedding", False),
         "model.output_bias": "final_logits_bias" in names,
         "model.dropout_rate": settings.get("dropout", 0.1),
@@ -91,7 +92,7 @@ def write_config(config: Config) -> dict[str, Any]:
         "activation_function": activations.get(model.activation, "swish"),
         "scale_embedding": model.scale_embeddings,
         "share_encoder_decoder_embeddings": True,
-        "tie_word_embeddings": model.shared_embeddings != "inputs",
+        "tie_word_embeddings": True,
         "dropout": model.dropout_rate,
         "attention_dropout": model.attention_dropout_rate,
         "activation_dropout": model.activation_dropout_rate,
@@ -106,8 +107,6 @@ def rows(config: Config) -> Sequence[Row]:
     ]
     if config.model.output_bias:
         table.append(Row(("output/bias",), "final_logits_bias", leading(1)))
-    if config.model.shared_embeddings == "inputs":
-        table.append(Row(("output/kernel",), "lm_head.weight", linear()))
     return table
 
 
