@@ -27,7 +27,9 @@ class DataConfig:
     source: str = "phrases"
     source_language: str = "en"  # also the ending of the file names
     target_language: str = "de"
-    directory: Optional[str] = None  # files, images: the folder; files are STEM.en and STEM.de, STEM.txt, ...; also .gz
+    directory: Optional[str] = (
+        None  # files, images: the folder of STEM.en and STEM.de, STEM.txt, ...; tfds: NAME/VERSION
+    )
     # documents, files: what is a document: file | line | blank_line (ends at one) | heading (starts at "### ")
     documents: str = "file"
     train: tuple[str, ...] = ("train",)  # files: the stems that make the training split

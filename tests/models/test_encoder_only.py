@@ -101,6 +101,12 @@ def test_pooling_by_hand():
     np.testing.assert_allclose(mean, [x[row, :length].mean(axis=0) for row, length in enumerate(LENGTHS)], atol=1e-6)
 
 
+def test_the_mean_of_rows_without_padding():
+    x_BTD = jax.random.normal(jax.random.key(1), (B, T, SMALL.d_model))
+    found = Pooler(config(pooling="mean")).apply({}, x_BTD, AttentionMask())
+    np.testing.assert_allclose(found, x_BTD.mean(axis=1), atol=1e-6)
+
+
 def test_embeddings_have_length_one():
     model, params, _ = models()["TextEmbedder"]
     found = model.apply({"params": params}, tokens(B, T), by_length(), deterministic=True)

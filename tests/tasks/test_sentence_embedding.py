@@ -264,7 +264,7 @@ def test_scores_of_files_are_those_of_the_split(config, task, params, tmp_path):
     files = {name: tmp_path / name for name in ("source", "reference")}
     assert task.evaluate(params, files) == scores
     assert scores["num_examples"] == len(pairs) == len((tmp_path / "outputs.txt").read_text().splitlines())
-    with pytest.raises(UserError, match="has no use for text alone"):
+    with pytest.raises(UserError, match="scores --split or --source with --reference, not --text"):
         task.evaluate(params, {"text": tmp_path})
     quick = SentenceEmbeddingTask(changed(config, evaluation={"max_examples": 3}))
     assert quick.evaluate(params, "validation", during_training=True)["num_examples"] == 3
@@ -297,7 +297,7 @@ def test_a_saved_task_needs_no_data(config, task, params, tmp_path):
     ("sections", "message"),
     [
         ({"model": {"variant": "decoder_only"}}, "sentence_embedding needs model.variant=encoder_only, not decoder"),
-        ({"data": {"batching": "pack"}}, "data.batching=pack: .* use bucket"),
+        ({"data": {"batching": "pack"}}, "needs data.batching=bucket, not pack"),
         ({"data": {"joint_vocabulary": False}}, "has one encoder for both texts; use one vocabulary"),
         ({"data": {"max_target_length": 9999}}, "data.max_target_length=9999, which limits the second texts"),
         (

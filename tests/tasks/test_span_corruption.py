@@ -200,7 +200,7 @@ def test_typed_sentinels_are_all_that_differs_from_the_tokenizer(task, tmp_path)
     [
         ({"model": {"variant": "encoder_only"}}, r"needs model\.variant=encoder_decoder, not encoder_only"),
         ({"data": {"batching": "stream"}}, r"data\.batching=bucket or pack, not stream"),
-        ({"data": {"joint_vocabulary": False}}, r"data\.joint_vocabulary=True"),
+        ({"data": {"joint_vocabulary": False}}, r"data\.joint_vocabulary=False: task=span_corruption has one"),
         (
             {"data": {"extra_ids": 1}},
             r"extra_ids=1 is too few: .* loses 2 spans, .* has 1 sent.*; set data.extra_ids=2",

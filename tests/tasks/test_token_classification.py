@@ -199,7 +199,7 @@ def test_scores_are_those_of_rows_one_by_one(task, params, tmp_path):
 def test_a_text_is_scored_as_a_split_is(config, task, params):
     path = task._source._documents._files("test")[0]
     assert task.evaluate(params, {"text": path}) == task.evaluate(params, "test")
-    with pytest.raises(UserError, match="scores a split or one text; it has no use for source, reference"):
+    with pytest.raises(UserError, match="scores --split or --text, not --source with --reference"):
         task.evaluate(params, {"source": path, "reference": path})
 
 
@@ -296,9 +296,9 @@ def test_a_saved_task_needs_no_data(config, task, params, tmp_path):
     ("sections", "message"),
     [
         ({"model": {"variant": "decoder_only"}}, "token_classification needs model.variant=encoder_only, not decoder"),
-        ({"data": {"batching": "pack"}}, "data.batching=pack: .* use bucket"),
-        ({"training": {"best_metric": "bleu"}}, "best_metric=bleu is no score .* use one of f1, accuracy, nll"),
-        ({"training": {"label_smoothing_form": "without_padding"}}, "no label is one; use uniform or others"),
+        ({"data": {"batching": "pack"}}, "needs data.batching=bucket, not pack"),
+        ({"training": {"best_metric": "bleu"}}, "best_metric=bleu is no score .* use one of accuracy, f1, nll"),
+        ({"training": {"label_smoothing_form": "without_padding"}}, "predicts no tokens; use uniform or others"),
         ({"data": {"token_labels": "gven"}}, r"data\.token_labels=gven is not one of .*did you mean given\?"),
         ({"data": {"source": "phrases"}}, r"data\.source=phrases is not one of files, topics"),
         ({"model": {"activation": "rellu"}}, r"did you mean relu\?"),

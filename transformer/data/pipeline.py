@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Optional, TypeVar
 
-import grain
 import numpy as np
 
 from transformer.data.batching import Layout, PerEpoch, Plan, Windows
@@ -261,6 +260,8 @@ def prefetch(make_batch: Callable[[int], Batch], start: int, stop: int, size: in
 
     What ``make_batch`` raises is raised here, at the step where it happened. ``size`` 0 builds each when asked for.
     """
+    import grain  # takes a second, and only training needs it
+
     options = grain.ReadOptions(num_threads=min(size, MAX_THREADS), prefetch_buffer_size=size)
     iterator = iter(grain.MapDataset.range(start, stop).map(make_batch).to_iter_dataset(options))
     try:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import f1_score
 
 
 def confusion_counts(targets: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:
@@ -30,6 +29,8 @@ def score(counts: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     Reference: scikit-learn's ``f1_score``, of which ``average="macro"`` with no labels given is ``f1``; Opitz and
       Burst, Macro F1 and Macro F1 (2019), for the two definitions.
     """
+    from sklearn.metrics import f1_score  # takes seconds to import, and most commands need none of it
+
     targets, predictions = np.nonzero(counts)
     classes = np.union1d(targets, predictions)
     f1 = f1_score(

@@ -109,7 +109,7 @@ class Pooler(nn.Module):
         if config.pooling == "first":
             pooled_BD = jnp.where(query_present(mask, (0, 1)), x_BTD[:, 0], 0)
         else:
-            present_BT1: Any = query_present(mask, (0, x_BTD.shape[1]))[..., None]
+            present_BT1: Any = jnp.broadcast_to(query_present(mask, (0, x_BTD.shape[1])), x_BTD.shape[:2])[..., None]
             total_BD = jnp.sum(jnp.where(present_BT1, x_BTD.astype(jnp.float32), 0), axis=1)
             pooled_BD = (total_BD / jnp.maximum(jnp.sum(present_BT1, axis=1), 1)).astype(x_BTD.dtype)
         if config.pooler:
