@@ -17,7 +17,7 @@ from transformer.models.flops import TRAINING_FACTOR, seq2seq_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
 from transformer.tasks.losses import cross_entropy
-from transformer.tasks.translation import logits_and_sums
+from transformer.tasks.seq2seq_training import logits_and_sums
 from transformer.tasks.translator import search
 from transformer.training.devices import select_platform
 from transformer.training.optimizers import make_optimizer

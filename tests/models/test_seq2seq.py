@@ -16,7 +16,7 @@ from transformer.models.cache import init_cache
 from transformer.models.flops import seq2seq_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
-from transformer.tasks.translation import make_masks
+from transformer.tasks.seq2seq_training import make_masks
 from transformer.training.partitioning import LOGICAL_AXES, make_mesh
 from transformer.types import Seq2SeqBatch
 

@@ -9,7 +9,7 @@ import numpy as np
 from tests.models.small import NO_MASKS, V, config
 from transformer.models.seq2seq import Seq2Seq
 from transformer.tasks.losses import cross_entropy
-from transformer.tasks.translation import logits_and_sums
+from transformer.tasks.seq2seq_training import logits_and_sums
 from transformer.types import Seq2SeqBatch, Task
 
 

@@ -21,22 +21,19 @@ from transformer.data.corruption import (
     span_counts,
 )
 from transformer.data.documents import DocumentSource
-from transformer.data.pipeline import real_tokens
 from transformer.data.tokenizer import Tokenizer
 from transformer.models.embeddings import embedding_rows
-from transformer.models.flops import TRAINING_FACTOR, seq2seq_forward_flops
-from transformer.models.masks import AttentionMask
-from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
+from transformer.models.seq2seq import Seq2Seq
 from transformer.progress import progress
 from transformer.tasks.base import DocumentTask
-from transformer.tasks.translation import logits, logits_and_sums
+from transformer.tasks.seq2seq_training import Seq2SeqTraining, logits
 from transformer.tasks.translator import Translator
-from transformer.types import Candidate, Params, Seq2SeqBatch, Sums, UserError
+from transformer.types import Candidate, Params, Seq2SeqBatch, UserError
 
 logger = logging.getLogger(__name__)
 
 
-class SpanCorruptionTask(DocumentTask):
+class SpanCorruptionTask(Seq2SeqTraining, DocumentTask):
     """See :class:`transformer.types.Task`. Data is read when first asked for: filling in needs none.
 
     Documents are cut into texts of at most ``data.max_source_length`` tokens, EOS included, before spans are cut out of
@@ -96,31 +93,6 @@ class SpanCorruptionTask(DocumentTask):
     def _pieces(self, source: DocumentSource, split: str, num_documents: Optional[int] = None) -> Pieces:
         """The texts of a split, or of its first documents."""
         return Pieces(self._store(source, split).sides[0].first(num_documents), self.config.data.max_source_length - 1)
-
-    # Training
-
-    def init(self, rng: Any) -> Params:
-        tokens = jnp.zeros((1, 1), jnp.int32)
-        masks = Seq2SeqMasks(AttentionMask(), AttentionMask(), AttentionMask())
-        return self.model.init(rng, tokens, tokens, masks, deterministic=True)["params"]
-
-    def loss(self, params: Params, batch: Seq2SeqBatch, rng: Any) -> Sums:
-        packed = self.config.data.batching == "pack"
-        logits_BTV, collected = logits_and_sums(self.model, params, batch, rng, packed=packed)
-        return self._sums(logits_BTV, batch.decoder_target_tokens, batch.decoder_loss_weights, collected)
-
-    def work(self, batch: Seq2SeqBatch) -> dict[str, float]:
-        source_tokens, target_tokens = real_tokens(batch)
-        rows, source_length = batch.encoder_input_tokens.shape
-        target_length = batch.decoder_input_tokens.shape[1]
-        vocab_size = self.model.target_vocab_size
-        forward = seq2seq_forward_flops(self.config.model, vocab_size, rows, source_length, target_length)
-        return {
-            "source_tokens": float(source_tokens),
-            "target_tokens": float(target_tokens),
-            "positions": float(rows * (source_length + target_length)),
-            "flops": TRAINING_FACTOR * forward,
-        }
 
     # Scores
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from transformer.config import Config, DecodingConfig
 from transformer.data.batching import evaluation_plan, training_plan
-from transformer.data.pipeline import Pipeline, real_tokens
+from transformer.data.pipeline import Pipeline
 from transformer.data.sources import (
     PairList,
     ParallelSource,
@@ -27,18 +27,17 @@ from transformer.data.store import Store, open_store
 from transformer.data.tokenizer import load_tokenizers, make_tokenizers, save_tokenizers
 from transformer.evaluation.text_scores import score
 from transformer.models.embeddings import embedding_rows
-from transformer.models.flops import TRAINING_FACTOR, seq2seq_forward_flops
-from transformer.models.masks import AttentionMask
-from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
+from transformer.models.seq2seq import Seq2Seq
 from transformer.progress import progress
-from transformer.tasks.base import BaseTask, require_roles, run_model
+from transformer.tasks.base import BaseTask, require_roles
+from transformer.tasks.seq2seq_training import Seq2SeqTraining, logits
 from transformer.tasks.translator import Translator
-from transformer.types import Candidate, Params, Seq2SeqBatch, Sums, UserError
+from transformer.types import Candidate, Params, Seq2SeqBatch, UserError
 
 logger = logging.getLogger(__name__)
 
 
-class TranslationTask(BaseTask):
+class TranslationTask(Seq2SeqTraining, BaseTask):
     """See :class:`transformer.types.Task`. Data is read when first asked for: translating needs none."""
 
     name, variant, batchings, decodes = "translation", "encoder_decoder", ("bucket", "pack"), True
@@ -90,32 +89,6 @@ class TranslationTask(BaseTask):
             folder = cache_folder(self.config.data)
             self._stores[split] = open_store(self._source, split, self._tokenizers, folder)
         return self._stores[split]
-
-    # Training
-
-    def init(self, rng: Any) -> Params:
-        tokens = jnp.zeros((1, 1), jnp.int32)
-        masks = Seq2SeqMasks(AttentionMask(), AttentionMask(), AttentionMask())
-        return self.model.init(rng, tokens, tokens, masks, deterministic=True)["params"]
-
-    def loss(self, params: Params, batch: Seq2SeqBatch, rng: Any) -> Sums:
-        packed = self.config.data.batching == "pack"
-        logits_BTV, collected = logits_and_sums(self.model, params, batch, rng, packed=packed)
-        return self._sums(logits_BTV, batch.decoder_target_tokens, batch.decoder_loss_weights, collected)
-
-    def work(self, batch: Seq2SeqBatch) -> dict[str, float]:
-        source_tokens, target_tokens = real_tokens(batch)
-        rows, source_length = batch.encoder_input_tokens.shape
-        target_length = batch.decoder_input_tokens.shape[1]
-        forward = seq2seq_forward_flops(
-            self.config.model, self.model.target_vocab_size, rows, source_length, target_length
-        )
-        return {
-            "source_tokens": float(source_tokens),
-            "target_tokens": float(target_tokens),
-            "positions": float(rows * (source_length + target_length)),
-            "flops": TRAINING_FACTOR * forward,
-        }
 
     # Scores
 
@@ -191,47 +164,9 @@ class TranslationTask(BaseTask):
         save_tokenizers(workdir, self._tokenizers)
 
 
-def logits(model: Seq2Seq, params: Params, batch: Seq2SeqBatch, *, packed: bool) -> Any:
-    """Scores [B, T, V] of all target tokens at every position of a batch."""
-    return logits_and_sums(model, params, batch, None, packed=packed)[0]
-
-
-def logits_and_sums(
-    model: Seq2Seq, params: Params, batch: Seq2SeqBatch, rng: Any, *, packed: bool
-) -> tuple[Any, Mapping[str, Any]]:
-    """The same with dropout, unless ``rng`` is None, and the sums that layers collect; see ``run_model``."""
-    return run_model(
-        model,
-        params,
-        rng,
-        batch.encoder_input_tokens,
-        batch.decoder_input_tokens,
-        make_masks(batch, packed),
-        encoder_positions_BS=batch.encoder_positions if packed else None,
-        decoder_positions_BT=batch.decoder_positions if packed else None,
-    )
-
-
 @functools.partial(jax.jit, static_argnames="model")
 def row_log_probs(model: Seq2Seq, params: Params, batch: Seq2SeqBatch) -> Any:
     """Log-probability [B] of the target of each row of a batch with one pair a row."""
     log_probs_BTV = jax.nn.log_softmax(logits(model, params, batch, packed=False))
     log_probs_BT = jnp.take_along_axis(log_probs_BTV, batch.decoder_target_tokens[..., None], axis=-1)[..., 0]
     return jnp.where(batch.decoder_loss_weights > 0, log_probs_BT, 0).sum(axis=1)
-
-
-def make_masks(batch: Seq2SeqBatch, packed: bool) -> Seq2SeqMasks:
-    """Who sees whom in a batch: by segments where rows are packed, else by lengths, which more kernels understand."""
-    if packed:  # a segment's tokens are neighbours: what comes later in the row comes later in the text
-        encoder, decoder = batch.encoder_segment_ids, batch.decoder_segment_ids
-        return Seq2SeqMasks(
-            AttentionMask(query_segment_ids=encoder, key_segment_ids=encoder),
-            AttentionMask(causal=True, query_segment_ids=decoder, key_segment_ids=decoder),
-            AttentionMask(query_segment_ids=decoder, key_segment_ids=encoder),
-        )
-    encoder, decoder = (jnp.sum(ids != 0, axis=1) for ids in (batch.encoder_segment_ids, batch.decoder_segment_ids))
-    return Seq2SeqMasks(
-        AttentionMask(query_lengths=encoder, key_lengths=encoder),
-        AttentionMask(causal=True, query_lengths=decoder, key_lengths=decoder),
-        AttentionMask(query_lengths=decoder, key_lengths=encoder),
-    )
