@@ -74,6 +74,12 @@ VARIANTS = {
         norm_placement="pre",
     ),
 }  # fmt: skip
+SLOW_VARIANTS = (  # the others have a part of each
+    "pre-norm, no attention biases",
+    "bfloat16, half-split, own head size",
+    "window, partial rotary by YaRN",
+    "window and experts, no positions",
+)
 
 
 def abstract_params(model_config: ModelConfig, vocab_size: int):
@@ -205,7 +211,10 @@ def test_the_decoder_is_causal_and_sees_all_of_the_source(variant):
     np.testing.assert_array_equal(seen, np.tri(4, dtype=bool))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW_VARIANTS else ()) for name in VARIANTS],
+)
 def test_cached_decoding_equals_the_full_forward_pass(variant):
     """Tokens one at a time, after a first part at once, over sources of different lengths."""
     model, params = model_and_params(VARIANTS[variant])

@@ -77,6 +77,7 @@ def test_generate_gives_a_line_for_a_line(workdir):
     assert outputs[2] == outputs[3] == outputs[4] == outputs[5] == "0.0000\t"
 
 
+@pytest.mark.slow
 def test_generate_in_jsonl(workdir, tmp_path):
     (tmp_path / "in").write_text('"two\\nlines"\n{"text": ""}\n')
     run("generate.py", f"--workdir={workdir}", f"--input={tmp_path}/in", f"--output={tmp_path}/out", "--format=jsonl")
@@ -94,6 +95,7 @@ def test_scores_of_text_without_a_model(tmp_path):
     assert "2" in mistake("eval.py", f"--hypothesis={tmp_path}/h", f"--reference={tmp_path}/r")
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_given_lines_and_what_a_damaged_run_says(workdir, tmp_path):
     (tmp_path / "s").write_text("the number seven\nat noon\n")
     (tmp_path / "h").write_text("die Zahl sieben\num 12 Uhr\n")
