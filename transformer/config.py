@@ -420,15 +420,12 @@ def check(config: Config) -> None:
                 f"model.experts_every={model.experts_every} repeat"
             )
     if model.position_encoding == "learned":
-        for name, length in (
-            *((f"data.max_{side}_length", getattr(data, f"max_{side}_length")) for side in sides),
-            (
-                "decoding.max_source_length + decoding.max_extra_tokens",
-                decoding.max_source_length + decoding.max_extra_tokens,
-            ),
-        ):
-            decodes = "decoder" in stacks or not name.startswith("decoding")
-            if decodes and length > model.max_positions:
+        lengths = {f"data.max_{side}_length": getattr(data, f"max_{side}_length") for side in sides}
+        if "decoder" in stacks:
+            name = "decoding.max_source_length + decoding.max_extra_tokens"
+            lengths[name] = decoding.max_source_length + decoding.max_extra_tokens
+        for name, length in lengths.items():
+            if length > model.max_positions:
                 raise UserError(
                     f"{name}={length} is more than model.max_positions={model.max_positions} can tell apart"
                 )

@@ -19,13 +19,13 @@ import numpy as np
 from transformer.config import DataConfig
 from transformer.data.augmentation import AUGMENTATIONS, augment, rng_of
 from transformer.data.batching import PerEpoch
+from transformer.data.labeled_text import LABELS_NAME, save_labels
 from transformer.data.sources import existing_file, names_near, read_lines
 from transformer.progress import progress
 from transformer.types import ImageBatch, UserError, one_of
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 SPLITS = ("train", "validation", "test")
-CLASSES_NAME = "labels.json"
 
 Shape = tuple[int, int, int]  # height, width, channels
 
@@ -283,7 +283,7 @@ class ImageClasses(NamedTuple):
         Raises:
           UserError: if the file holds something else.
         """
-        path = folder / CLASSES_NAME
+        path = folder / LABELS_NAME
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             height, width, channels = saved["image_shape"]
@@ -295,9 +295,7 @@ class ImageClasses(NamedTuple):
 
     def save(self, folder: Path) -> None:
         """Write ``folder/labels.json``, whole or not at all."""
-        partial = folder / (CLASSES_NAME + ".partial")
-        partial.write_text(json.dumps(self._asdict(), ensure_ascii=False) + "\n", encoding="utf-8")
-        partial.replace(folder / CLASSES_NAME)
+        save_labels(folder, self._asdict())
 
 
 def stratified_split(

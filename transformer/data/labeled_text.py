@@ -232,6 +232,13 @@ def _digest(examples: Iterable[LabeledText]) -> str:
 # Labels
 
 
+def save_labels(folder: Path, labels: dict[str, Any]) -> None:
+    """Write what a task knows of its labels, ``names`` among it, as ``folder/labels.json``, whole or not at all."""
+    partial = folder / (LABELS_NAME + ".partial")
+    partial.write_text(json.dumps(labels, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(folder / LABELS_NAME)
+
+
 class LabelSet(NamedTuple):
     """The labels that a model tells apart, those of its training split.
 
@@ -269,9 +276,7 @@ class LabelSet(NamedTuple):
 
     def save(self, folder: Path) -> None:
         """Write ``folder/labels.json``, whole or not at all."""
-        partial = folder / (LABELS_NAME + ".partial")
-        partial.write_text(json.dumps(self._asdict(), ensure_ascii=False) + "\n", encoding="utf-8")
-        partial.replace(folder / LABELS_NAME)
+        save_labels(folder, self._asdict())
 
     def numbers(self, labels: Iterable[str], places: Iterable[str]) -> np.ndarray:
         """The number of each label, int32.

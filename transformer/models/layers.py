@@ -14,6 +14,7 @@ from transformer.models import cache as caches
 from transformer.models.attention.biases import Bias
 from transformer.models.dropout import dropout
 from transformer.models.feed_forward import FeedForward
+from transformer.models.intermediates import keep
 from transformer.models.masks import AttentionMask, query_present
 from transformer.models.mixture_of_experts import MixtureOfExperts
 from transformer.models.multi_head_attention import MultiHeadAttention
@@ -171,7 +172,7 @@ class Layer(nn.Module):
         if self.cross_attends:
             x_BTD = self._around("cross_attention", cross_attend, x_BTD, drop_rate, deterministic)
         x_BTD = self._around("feed_forward", feed, x_BTD, drop_rate, deterministic)
-        keep(self, "output", x_BTD)
+        keep(self, "output", lambda: x_BTD)
         return (x_BTD, stored), None
 
     def _around(
@@ -218,9 +219,3 @@ class Pattern(nn.Module):
         for layer in self.layer:
             carry, _ = layer(carry, encoded, turn, shared, deterministic)
         return carry, None
-
-
-def keep(module: nn.Module, name: str, value: Any) -> None:
-    """Give a value out in the collection ``intermediates``, if the caller of ``apply`` asked for it."""
-    if module.is_mutable_collection("intermediates") and not module.is_initializing():
-        module.sow("intermediates", name, value)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from transformer.config import ModelConfig
 from transformer.models.attention import attend, attention_weights
 from transformer.models.attention.biases import Bias
+from transformer.models.intermediates import keep
 from transformer.models.linear import Linear
 from transformer.models.masks import AttentionMask
 from transformer.models.norms import rms_norm
@@ -78,8 +79,7 @@ class MultiHeadAttention(nn.Module):
             "scale": None if config.scale_attention else 1.0,
             "softcap": config.attention_logit_softcap,
         }
-        if self.is_mutable_collection("intermediates") and not self.is_initializing():
-            self.sow("intermediates", "attention_weights", attention_weights(query_BTHK, key_BSGK, mask, **scores))
+        keep(self, "attention_weights", lambda: attention_weights(query_BTHK, key_BSGK, mask, **scores))
         if self.is_initializing():
             implementation = "dense"  # parameters are made from one token, which not every kernel serves
         drops = config.attention_dropout_rate > 0 and not deterministic

@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, Int
 from transformer.config import ModelConfig
 from transformer.models import cache as caches
 from transformer.models.dropout import dropout
-from transformer.models.layers import NORM_PLACEMENTS, BranchScales, Layer, Pattern, Shared, Turn, keep
+from transformer.models.intermediates import keep
+from transformer.models.layers import NORM_PLACEMENTS, BranchScales, Layer, Pattern, Shared, Turn
 from transformer.models.masks import AttentionMask
 from transformer.models.norms import norm
 from transformer.models.positions import position_encoding
@@ -98,7 +99,7 @@ class Stack(nn.Module):
         x_BTD = encoding.add(x_BTD, positions_BT)
         if config.embedding_norm:
             x_BTD = self.embedding_norm(x_BTD)
-        keep(self, "embedded", x_BTD)
+        keep(self, "embedded", lambda: x_BTD)
         if config.dropout_rate and not deterministic:
             x_BTD = dropout(x_BTD, config.dropout_rate, self.make_rng("dropout"))
         x_BTD = constrain(x_BTD, "batch", "length", "embed")

@@ -2,13 +2,15 @@
 protocol."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
-from transformer.config import Config
+import numpy as np
+
+from transformer.config import Config, ModelConfig
 from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
-from transformer.data.sources import cache_folder
+from transformer.data.sources import ParallelSource, cache_folder
 from transformer.data.store import Store, open_store
 from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizer, save_tokenizers
 from transformer.models.named_parts import check_names
@@ -59,9 +61,7 @@ class BaseTask:
                 f"training.best_metric={config.training.best_metric} is no score of task={self.name}; use one of "
                 f"{', '.join(self.scores)}"
             )
-        check_names(config.model)
-        if self.decodes:
-            require_decoding(config.model)
+        self._check_model(config.model)
         form = config.training.label_smoothing_form
         one_of("training.label_smoothing_form", form, LABEL_SMOOTHING_FORMS)
         if form == "without_padding" and not self.of_tokens:
@@ -69,6 +69,14 @@ class BaseTask:
                 f"training.label_smoothing_form={form} leaves out the padding token, and task={self.name} predicts no "
                 "tokens; use uniform or others"
             )
+
+        self._stores: dict[str, Store] = {}
+
+    def _check_model(self, config: ModelConfig) -> None:
+        """Raise a ``UserError`` for keys of the model that have unknown names or do not go together."""
+        check_names(config)
+        if self.decodes:
+            require_decoding(config)
 
     def data_fingerprint(self) -> str:
         fingerprint: str = self._source.fingerprint_of("train")
@@ -92,7 +100,21 @@ class BaseTask:
         return [found[0].text for found in self.candidates(params, lines, 1)]
 
     def save_assets(self, workdir: Path) -> None:
-        save_tokenizers(workdir, (self.tokenizer, self.tokenizer))
+        tokenizers = self._side_tokenizers()
+        save_tokenizers(workdir, (tokenizers[0], tokenizers[-1]))
+
+    def _side_tokenizers(self) -> tuple[Tokenizer, ...]:
+        """Of each side of the data."""
+        return (self.tokenizer,)
+
+    def _store(self, source: ParallelSource | DocumentSource, split: str) -> Store:
+        """The tokenised split of a source; those of the task's own are kept open."""
+        if source is self._source and split in self._stores:
+            return self._stores[split]
+        store = open_store(source, split, self._side_tokenizers(), cache_folder(self.config.data))
+        if source is self._source:
+            self._stores[split] = store
+        return store
 
     def _sums(self, logits: Any, targets: Any, weights: Any, collected: Mapping[str, Any]) -> Sums:
         """What ``loss`` gives for logits of classes or tokens, and for what layers collected."""
@@ -116,7 +138,6 @@ class DocumentTask(BaseTask):
         self.tokenizer: Tokenizer = (
             make_tokenizer(config.data, self._source) if assets is None else load_tokenizers(assets)[1]
         )
-        self._stores: dict[str, Store] = {}
 
     @functools.cached_property
     def _source(self) -> DocumentSource:
@@ -129,13 +150,36 @@ class DocumentTask(BaseTask):
         require_roles(self.name, data, ("text",))
         return DocumentList(list(read_documents(data["text"], self.config.data.documents))), "given"
 
-    def _store(self, source: DocumentSource, split: str) -> Store:
-        """The tokenised split."""
-        if source is not self._source:
-            return open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
-        if split not in self._stores:
-            self._stores[split] = open_store(source, split, (self.tokenizer,), cache_folder(self.config.data))
-        return self._stores[split]
+
+def best_labels(
+    lines: Sequence[str],
+    num_best: int,
+    names: Sequence[str],
+    noun: str,
+    log_probs_of: Callable[[list[int]], np.ndarray],
+) -> Iterator[list[Candidate]]:
+    """The likeliest labels of each line, with their log-probabilities; a line of nothing but white space has none.
+
+    Args:
+      names: of the labels.
+      noun: what they are called in messages.
+      log_probs_of: from the numbers of lines to the log-probability of each label, [lines, labels].
+
+    Raises:
+      UserError: if there are fewer labels than ``num_best``.
+    """
+    if num_best > len(names):
+        raise UserError(f"num_best={num_best} is more than there are {noun}: {len(names)}")
+    filled = [number for number, line in enumerate(lines) if line.strip()]
+    log_probs = log_probs_of(filled)
+    order = np.argsort(-log_probs, axis=1, kind="stable")[:, :num_best]
+    found = iter(zip(log_probs, order, strict=True))
+    for line in lines:
+        if line.strip():
+            values, best = next(found)
+            yield [Candidate(names[label], float(values[label])) for label in best]
+        else:
+            yield [Candidate("", 0.0)] * num_best
 
 
 def run_model(model: Any, params: Params, rng: Any, *inputs: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from transformer.config import Config
+from transformer.config import Config, ModelConfig
 from transformer.data.images import (
     ImageClasses,
     ImagePipeline,
@@ -27,15 +27,14 @@ from transformer.evaluation.classification_scores import confusion_counts, score
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.vision import ImageClassifier, check_vision, num_tokens, patch_grid
 from transformer.progress import progress
+from transformer.tasks.base import BaseTask, best_labels, run_model
 from transformer.tasks.losses import add_auxiliary_losses
 from transformer.types import Candidate, ImageBatch, Params, Sums, UserError
-
-SCORES = ("accuracy", "f1", "nll")
 
 logger = logging.getLogger(__name__)
 
 
-class ImageClassificationTask:
+class ImageClassificationTask(BaseTask):
     """See :class:`transformer.types.Task`. Training data is read when first asked for: a trained model needs none.
 
     All images are fitted to one shape, that of ``data.image_size`` or else of the first training image, in grey or
@@ -45,11 +44,16 @@ class ImageClassificationTask:
     A line of text to ``predict`` is the path of an image file.
     """
 
+    name, variant, scores = "image_classification", "encoder_only", ("accuracy", "f1", "nll")
+    of_tokens = False
     tokenizer = None
 
     def __init__(self, config: Config, assets: Optional[Path] = None):
-        self.config = config
-        _check(config)
+        form = config.training.label_smoothing_form
+        if form != "uniform":
+            raise UserError(f"training.label_smoothing_form={form} is for tokens; images have uniform")
+        super().__init__(config)
+        check_augmentations(config.data)
         saved = None if assets is None else ImageClasses.load(assets)
         classes = self._source.classes() if saved is None else saved
         size = config.data.image_size
@@ -59,6 +63,9 @@ class ImageClassificationTask:
         self._preparation = Preparation(config.data, classes.image_shape)
         grid = config.model.position_grid or max(patch_grid(config.model, *classes.image_shape[:2]))
         self.model = ImageClassifier(replace(config.model, position_grid=grid), len(classes.names))
+
+    def _check_model(self, config: ModelConfig) -> None:
+        check_vision(config)
 
     # Data
 
@@ -89,12 +96,6 @@ class ImageClassificationTask:
         )
         return pipeline
 
-    def steps_per_epoch(self) -> int:
-        return self._training.num_batches
-
-    def batch(self, step: int) -> ImageBatch:
-        return self._training.batch(step)
-
     # Training
 
     def init(self, rng: Any) -> Params:
@@ -102,13 +103,7 @@ class ImageClassificationTask:
         return self.model.init(rng, images, deterministic=True)["params"]
 
     def loss(self, params: Params, batch: ImageBatch, rng: Any) -> Sums:
-        logits_BV, collected = self.model.apply(
-            {"params": params},
-            batch.images,
-            deterministic=rng is None,
-            rngs=None if rng is None else {"dropout": rng},
-            mutable=("sums",),
-        )
+        logits_BV, collected = run_model(self.model, params, rng, batch.images)
         smoothing = self.config.training.label_smoothing
         sums = mixed_cross_entropy(logits_BV, batch.label_weights, batch.loss_weights, label_smoothing=smoothing)
         return add_auxiliary_losses(sums, collected, self.config.model)
@@ -177,21 +172,11 @@ class ImageClassificationTask:
         A line of nothing but white space has no class.
         """
         names = self.classes.names
-        if num_best > len(names):
-            raise UserError(f"num_best={num_best} is more than there are classes: {len(names)}")
-        paths = [line for line in lines if line.strip()]
-        log_probs = self._in_batches(class_log_probs, params, paths, len(names))
-        order = np.argsort(-log_probs, axis=1, kind="stable")[:, :num_best]
-        found = iter(zip(log_probs, order, strict=True))
-        for line in lines:
-            if line.strip():
-                values, best = next(found)
-                yield [Candidate(names[label], float(values[label])) for label in best]
-            else:
-                yield [Candidate("", 0.0)] * num_best
 
-    def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
-        return [found[0].text for found in self.candidates(params, lines, 1)]
+        def log_probs_of(numbers: list[int]) -> np.ndarray:
+            return self._in_batches(class_log_probs, params, [lines[number] for number in numbers], len(names))
+
+        return best_labels(lines, num_best, names, "classes", log_probs_of)
 
     def embed(self, params: Params, images: Images | Sequence[str] | np.ndarray) -> np.ndarray:
         """The pooled features of images, float32 [n, d_model]: what the classifier is given, for probes and search.
@@ -264,21 +249,3 @@ def class_log_probs(model: ImageClassifier, params: Params, images: Any) -> Any:
 def pooled_features(model: ImageClassifier, params: Params, images: Any) -> Any:
     """The pooled vector [B, D] of every image [B, H, W, C]."""
     return model.apply({"params": params}, images, deterministic=True, method="embed")
-
-
-def _check(config: Config) -> None:
-    """See that the config goes with the task, before any data is read."""
-    training = config.training
-    if config.model.variant != "encoder_only":
-        raise UserError(f"task=image_classification needs model.variant=encoder_only, not {config.model.variant}")
-    if training.best_metric not in SCORES:
-        raise UserError(
-            f"training.best_metric={training.best_metric} is no score of task=image_classification; use one of "
-            f"{', '.join(SCORES)}"
-        )
-    if training.label_smoothing_form != "uniform":
-        raise UserError(
-            f"training.label_smoothing_form={training.label_smoothing_form} is for tokens; images have uniform"
-        )
-    check_vision(config.model)
-    check_augmentations(config.data)

@@ -15,8 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 from transformer.config import Config
 from transformer.data.batching import Plan, training_plan
 from transformer.data.labeled_text import encode_rows, inference_batches, padded
-from transformer.data.sources import ParallelSource, cache_folder, escape_newlines, make_source, read_pairs
-from transformer.data.store import Store, Tokens, open_store
+from transformer.data.sources import ParallelSource, escape_newlines, make_source, read_pairs
+from transformer.data.store import Store, Tokens
 from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizers
 from transformer.models.embeddings import embedding_rows
 from transformer.models.encoder_only import TextEmbedder
@@ -69,6 +69,9 @@ class SentenceEmbeddingTask(BaseTask):
     def _source(self) -> ParallelSource:
         return make_source(self.config.data, self.config.seed)
 
+    def _side_tokenizers(self) -> tuple[Tokenizer, ...]:
+        return self.tokenizer, self.tokenizer
+
     @functools.cached_property
     def _training(self) -> "PairPipeline":
         config = self.config
@@ -77,7 +80,7 @@ class SentenceEmbeddingTask(BaseTask):
                 f"training.label_smoothing={config.training.label_smoothing}: the texts of a batch are no classes to "
                 "share out probability among; task=sentence_embedding is trained with 0"
             )
-        store = open_store(self._source, "train", (self.tokenizer, self.tokenizer), cache_folder(config.data))
+        store = self._store(self._source, "train")
         first, second = (_with_bos(side.lengths) for side in store.sides)
         plan = training_plan(config.data, first, second, config.seed, self._source.repeats("train"))
         logger.info(

@@ -31,7 +31,7 @@ from transformer.models.encoder_only import TextClassifier
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.progress import progress
-from transformer.tasks.base import BaseTask, require_roles, run_model
+from transformer.tasks.base import BaseTask, best_labels, require_roles, run_model
 from transformer.types import Candidate, LabeledTextBatch, Params, Sums, UserError
 
 logger = logging.getLogger(__name__)
@@ -194,19 +194,11 @@ class TextClassificationTask(BaseTask):
         A line is a text. Where the training split had pairs, it is two with a tab between them, and further tabs are
         part of the second. A line of nothing but white space has no label.
         """
-        names = self.labels.names
-        if num_best > len(names):
-            raise UserError(f"num_best={num_best} is more than there are labels: {len(names)}")
-        filled = [number for number, line in enumerate(lines) if line.strip()]
-        log_probs = self._log_probs(params, self._rows([self._texts(lines, number) for number in filled]))
-        order = np.argsort(-log_probs, axis=1, kind="stable")[:, :num_best]
-        found = iter(zip(log_probs, order, strict=True))
-        for line in lines:
-            if line.strip():
-                values, best = next(found)
-                yield [Candidate(names[label], float(values[label])) for label in best]
-            else:
-                yield [Candidate("", 0.0)] * num_best
+
+        def log_probs_of(numbers: list[int]) -> np.ndarray:
+            return self._log_probs(params, self._rows([self._texts(lines, number) for number in numbers]))
+
+        return best_labels(lines, num_best, self.labels.names, "labels", log_probs_of)
 
     def _texts(self, lines: Sequence[str], number: int) -> tuple[str, ...]:
         """The text of a line, or the two of a pair."""

@@ -18,13 +18,11 @@ from transformer.data.sources import (
     PairList,
     ParallelSource,
     PhraseSource,
-    cache_folder,
     escape_newlines,
     make_source,
     read_pairs,
 )
-from transformer.data.store import Store, open_store
-from transformer.data.tokenizer import load_tokenizers, make_tokenizers, save_tokenizers
+from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizers
 from transformer.evaluation.text_scores import score
 from transformer.models.embeddings import embedding_rows
 from transformer.models.seq2seq import Seq2Seq
@@ -54,7 +52,6 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
         self.source_tokenizer, self.tokenizer = self._tokenizers
         rows = (embedding_rows(config.model, tokenizer.vocab_size) for tokenizer in self._tokenizers)
         self.model = Seq2Seq(config.model, *rows)
-        self._stores: dict[str, Store] = {}
 
     # Data
 
@@ -67,7 +64,7 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
 
     @functools.cached_property
     def _training(self) -> Pipeline:
-        store = self._store("train")
+        store = self._store(self._source, "train")
         plan = training_plan(
             self.config.data,
             store.source_lengths,
@@ -84,11 +81,8 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
         )
         return Pipeline(store, plan, self._tokenizers)
 
-    def _store(self, split: str) -> Store:
-        if split not in self._stores:
-            folder = cache_folder(self.config.data)
-            self._stores[split] = open_store(self._source, split, self._tokenizers, folder)
-        return self._stores[split]
+    def _side_tokenizers(self) -> tuple[Tokenizer, ...]:
+        return self._tokenizers
 
     # Scores
 
@@ -137,11 +131,7 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
 
     def _log_probs(self, params: Params, source: ParallelSource, split: str) -> tuple[np.ndarray, np.ndarray]:
         """Log-probability of each target, EOS included, in nats, and the number of its tokens."""
-        store = (
-            self._store(split)
-            if source is self._source
-            else open_store(source, split, self._tokenizers, cache_folder(self.config.data))
-        )
+        store = self._store(source, split)
         lengths = store.source_lengths, store.target_lengths
         plan = evaluation_plan(*lengths, self.config.decoding.tokens_per_batch)
         pipeline = Pipeline(store, plan, self._tokenizers)
@@ -159,9 +149,6 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
 
     def _translator(self, decoding: DecodingConfig) -> Translator:
         return Translator(self.model, self._tokenizers, decoding)
-
-    def save_assets(self, workdir: Path) -> None:
-        save_tokenizers(workdir, self._tokenizers)
 
 
 @functools.partial(jax.jit, static_argnames="model")

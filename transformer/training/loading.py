@@ -11,14 +11,15 @@ import flax.linen as nn
 import jax
 
 from transformer.config import Config
+from transformer.data.labeled_text import LABELS_NAME
 from transformer.tasks import make_task
 from transformer.training.checkpoints import Checkpoints
 from transformer.training.partitioning import unbox
 from transformer.training.workdir import CHECKPOINTS, LOWER_IS_BETTER, read_config
 from transformer.types import Params, Task, UserError
 
-CLASSIFIER, LABELS = "classifier", "labels.json"
-"""The part of the parameters that belongs to the names of labels, and the file where a task keeps these."""
+CLASSIFIER = "classifier"
+"""The part of the parameters that belongs to the names of labels."""
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ def read_parts(workdir: Path, config: Config, task: Task, own: Path) -> Params:
 
 
 def _labels(workdir: Path) -> Any:
-    path = workdir / LABELS
+    path = workdir / LABELS_NAME
     return json.loads(path.read_text(encoding="utf-8"))["names"] if path.exists() else None
 
 
