@@ -98,6 +98,11 @@ def test_impossible_values_name_the_key_the_value_and_the_remedy(key, value, mes
             {"attention_window": 8, "attention_pattern": ("local", "local", "local", "global")},
             r"model\.num_encoder_layers=6 is no multiple of 4, after which model\.attention_pattern=local,local,local",
         ),
+        ({"prefix_lm": True}, r"prefix_lm=True: model\.variant=encoder_decoder has no prefix; use decoder_only"),
+        (
+            {"prefix_lm": True, "variant": "decoder_only", "attention_window": 8},
+            r"prefix_lm=True: model\.attention_window=8 hides what a prefix shows; use None",
+        ),
         ({"num_experts": 2, "experts_per_token": 3}, r"must lie in 1 to model\.num_experts=2"),
         ({"num_experts": 2, "experts_every": 4}, r"is no multiple of 4"),
         ({"num_experts": 2, "expert_router": "sigmoid", "experts_per_token": 1}, "the router learns nothing"),
@@ -107,6 +112,13 @@ def test_values_that_do_not_go_together(changes, message):
     config = default_config()
     config.model.update(changes)
     with pytest.raises(UserError, match=message):
+        from_config_dict(config)
+
+
+def test_a_prefix_needs_rows_of_one_text():
+    config = changed("data.batching", "pack")
+    config.model.update({"prefix_lm": True, "variant": "decoder_only"})
+    with pytest.raises(UserError, match=r"data\.batching=pack has several texts in a row; use bucket or stream"):
         from_config_dict(config)
 
 

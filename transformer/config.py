@@ -17,7 +17,7 @@ from ml_collections import config_dict
 
 from transformer.types import UserError, nearest, one_of
 
-CONFIG_VERSION = 3
+CONFIG_VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +93,9 @@ class ModelConfig:
     attention_logit_softcap: Optional[float] = None  # logits become cap * tanh(logits / cap); None: they stay
     attention_biases: tuple[str, ...] = ("query", "key", "value", "output")  # the projections that have one
     scale_attention: bool = True  # divide the dot products by sqrt(head_dim)
+    # decoder_only: the start of a row, so much as the seed draws, is seen whole from everywhere and not predicted; in
+    # use, what is given
+    prefix_lm: bool = False
     qk_norm: bool = False  # normalise each head's queries and keys (RMS, with a trained scale)
     position_encoding: str = "sinusoidal"  # the names in models/positions.py; for images learned | sincos_2d | none
     max_positions: int = 1_024  # learned: size of the table
@@ -411,6 +414,14 @@ def check(config: Config) -> None:
             "model.expert_dispatch=capacity with data.batching=pack lets the texts of a row take each other's "
             "capacity; use data.batching=bucket or model.expert_dispatch=dropless"
         )
+    if model.prefix_lm:
+        for key, value, reason in (
+            ("model.variant", model.variant != "decoder_only" and model.variant, "has no prefix; use decoder_only"),
+            ("data.batching", data.batching == "pack" and "pack", "has several texts in a row; use bucket or stream"),
+            ("model.attention_window", model.attention_window, "hides what a prefix shows; use None"),
+        ):
+            if value:
+                raise UserError(f"model.prefix_lm=True: {key}={value} {reason}")
     turn = math.lcm(len(model.attention_pattern), model.experts_every if model.num_experts else 1)
     for key in (f"num_{stack}_layers" for stack in stacks):
         if getattr(model, key) % turn:

@@ -9,6 +9,7 @@ import pathlib
 import runpy
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -144,6 +145,38 @@ def test_the_stream_has_neither_segments_nor_padding(config, params):
     assert stream.work(batch)["target_tokens"] == count and stream.work(batch)["flops"] > 0
 
 
+@pytest.mark.parametrize("batching", ["bucket", "stream"])
+def test_the_prefix_is_seen_whole_and_not_predicted(config, params, batching):
+    """Drawn by the seed and the step; what is predicted sees all of it, and nothing after itself."""
+    plain = make_task(changed(config, data={"batching": batching}))
+    task = make_task(changed(config, data={"batching": batching}, model={"prefix_lm": True}))
+    shares = []
+    for step in range(20):
+        whole, batch = plain.batch(step), task.batch(step)
+        np.testing.assert_array_equal(batch.input_tokens, whole.input_tokens)
+        given = (whole.loss_weights > batch.loss_weights).sum(axis=1)
+        np.testing.assert_array_equal(batch.loss_weights, whole.loss_weights * (batch.positions >= given[:, None]))
+        real = batch.segment_ids.any(axis=1)
+        assert (batch.loss_weights.sum(axis=1) > 0)[real].all()
+        shares += (given[real] / whole.segment_ids.sum(axis=1)[real]).tolist()
+    assert min(shares) < 0.15 and max(shares) > 0.85 and 0.4 < np.mean(shares) < 0.6
+    np.testing.assert_array_equal(task.batch(3).loss_weights, task.batch(3).loss_weights)
+
+    row = int(np.argmax(batch.loss_weights.sum(axis=1) * given))
+    first = int(given[row])  # its target is the first that counts
+
+    def scores(place):
+        """Log-probabilities of the row's targets, with another input at this place."""
+        tokens = np.array(batch.input_tokens)
+        tokens[row, place] = 5 if tokens[row, place] != 5 else 6
+        return np.asarray(token_log_probs(task.model, params, batch._replace(input_tokens=tokens)))[row]
+
+    before = np.asarray(token_log_probs(task.model, params, batch))[row]
+    assert (scores(first) != before)[0]  # the prefix ends with the input of the first target that counts
+    changes = scores(first + 1) != before
+    assert not changes[: first + 1].any() and changes[first + 1]
+
+
 def beginning_after(config, start_id):
     """A task whose documents begin after this piece, or after nothing."""
     task = make_task(config)
@@ -152,11 +185,22 @@ def beginning_after(config, start_id):
 
 
 @pytest.mark.parametrize(
-    ("stride", "window", "start_id"), [(5, None, 2), (24, None, 1), (48, None, 2), (None, 31, 2), (7, 53, None)]
+    ("stride", "window", "start_id", "prefix_lm"),
+    [
+        (5, None, 2, False),
+        (24, None, 1, False),
+        (48, None, 2, False),
+        (None, 31, 2, False),
+        (7, 53, None, False),
+        (13, 29, 2, True),
+    ],
 )
-def test_every_token_is_scored_once_in_its_window(config, params, stride, window, start_id):
+def test_every_token_is_scored_once_in_its_window(config, params, stride, window, start_id, prefix_lm):
     """Against windows that are cut and scored one by one."""
-    task = beginning_after(changed(config, evaluation={"stride": stride, "window": window}), start_id)
+    options = {"evaluation": {"stride": stride, "window": window}}
+    if prefix_lm:
+        options |= {"model": {"prefix_lm": True}, "data": {"batching": "bucket"}}
+    task = beginning_after(changed(config, **options), start_id)
     scores = task.evaluate(params, "test")
     window, stride = window or LENGTH, stride or 15
     start = [] if start_id is None else [start_id]
@@ -165,7 +209,8 @@ def test_every_token_is_scored_once_in_its_window(config, params, stride, window
         ids = [*start, *task.tokenizer.encode(text), task.tokenizer.eos_id]
         for token in range(1, len(ids)):
             first = 0 if token <= window else -(-(token - window) // stride) * stride
-            total -= float(next_token_log_probs(task.model, params, ids[first:token])[ids[token]])
+            prefix = 1 + (window - stride if first else 0) if prefix_lm else 0
+            total -= float(next_token_log_probs(task.model, params, ids[first:token], prefix=prefix)[ids[token]])
             count += 1
     assert scores["num_tokens"] == count == sum(len(text) + len(start) for text in TEST.split("\n\n"))
     assert scores["nll_per_token"] == pytest.approx(total / count, rel=1e-5)
@@ -185,21 +230,25 @@ def test_a_document_of_one_token_scores_nothing_where_nothing_stands_before_it(c
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def forward(model, params, tokens):
-    logits, _ = model.apply({"params": params}, tokens, AttentionMask(causal=True), deterministic=True)
+def forward(model, params, tokens, prefix):
+    mask = AttentionMask(causal=True, prefix_lengths=jnp.array([prefix]))
+    logits, _ = model.apply({"params": params}, tokens, mask, deterministic=True)
     return logits
 
 
-def next_token_logits(model, params, ids):
+def next_token_logits(model, params, ids, prefix):
     """Logits [V] of the token after these, without a cache, in one padded shape."""
     tokens = np.zeros((1, 64), np.int32)
     tokens[0, : len(ids)] = ids
-    return np.array(forward(model, params, tokens)[0, len(ids) - 1])
+    return np.array(forward(model, params, tokens, prefix)[0, len(ids) - 1])
 
 
-def next_token_log_probs(model, params, ids, penalty=1.0, start=1):
-    """Log-probabilities [V] of the token after these; the first ``start`` of them are no text."""
-    logits = next_token_logits(model, params, ids)
+def next_token_log_probs(model, params, ids, penalty=1.0, start=1, prefix=0):
+    """Log-probabilities [V] of the token after these.
+
+    The first ``start`` of them are no text; the first ``prefix`` are seen from everywhere.
+    """
+    logits = next_token_logits(model, params, ids, prefix)
     for token in set(ids[start:]):
         logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
     return logits - np.logaddexp.reduce(logits)
@@ -254,15 +303,18 @@ VARIANTS = {
         "attention_window": 5,
         "attention_pattern": ("local", "global"),
     },
+    "prefix": {"prefix_lm": True, "position_encoding": "relative_bias", "num_kv_heads": 1},
 }
 
 
 @pytest.mark.parametrize(
-    ("variant", "start_id", "penalty"), [("rotary", 2, 1.0), ("rotary", None, 1.7), ("learned, ring", 1, 0.6)]
+    ("variant", "start_id", "penalty"),
+    [("rotary", 2, 1.0), ("rotary", None, 1.7), ("learned, ring", 1, 0.6), ("prefix", 2, 1.0), ("prefix", None, 1.0)],
 )
 def test_prompts_of_different_lengths_are_continued_as_without_a_cache(config, variant, start_id, penalty):
     """With a repetition penalty too, that of CTRL, section 4.1: a piece that has occurred has a worse logit."""
-    config = changed(config, model=VARIANTS[variant], decoding={"repetition_penalty": penalty})
+    options = {"model": VARIANTS[variant], "decoding": {"repetition_penalty": penalty}, "data": {"batching": "bucket"}}
+    config = changed(config, **options)
     task = beginning_after(config, start_id)
     params = fresh_params(task)
     model, tokenizer = task.model, task.tokenizer
@@ -276,7 +328,8 @@ def test_prompts_of_different_lengths_are_continued_as_without_a_cache(config, v
         before = [*start, *tokenizer.encode(prompt)]
         ids, score = list(before), 0.0
         for _ in range(task.config.decoding.max_extra_tokens):
-            log_probs = next_token_log_probs(model, params, ids, penalty, len(start))
+            prefix = len(before) if config.model.prefix_lm else 0
+            log_probs = next_token_log_probs(model, params, ids, penalty, len(start), prefix)
             log_probs[[tokenizer.pad_id, tokenizer.bos_id]] = -np.inf
             ids.append(int(log_probs.argmax()))
             score += float(log_probs[ids[-1]])
@@ -297,15 +350,16 @@ def test_no_prompt_depends_on_its_batch_mates(task, params, options):
 
 
 @pytest.mark.parametrize(
-    ("options", "penalty"),
+    ("variant", "options", "penalty"),
     [
-        ({"method": "sample", "top_k": 9, "temperature": 1.5}, 1.0),
-        ({"method": "beam", "beam_size": 4, "length_penalty": "none"}, 1.8),
+        ("learned, ring", {"method": "sample", "top_k": 9, "temperature": 1.5}, 1.0),
+        ("learned, ring", {"method": "beam", "beam_size": 4, "length_penalty": "none"}, 1.8),
+        ("prefix", {"method": "beam", "beam_size": 4, "length_penalty": "none"}, 1.0),
     ],
 )
-def test_hypotheses_of_a_prompt_have_the_scores_of_teacher_forcing(config, options, penalty):
+def test_hypotheses_of_a_prompt_have_the_scores_of_teacher_forcing(config, variant, options, penalty):
     """Side by side over one row of keys and values, also where that row is a ring; with what has occurred in each."""
-    task = make_task(changed(config, model=VARIANTS["learned, ring"]))
+    task = make_task(changed(config, model=VARIANTS[variant], data={"batching": "bucket"}))
     params = fresh_params(task)
     options = {**options, "repetition_penalty": penalty}
     found, _ = continued(task, params, ["the number 7", "t"], num_best=4, **options)
@@ -314,12 +368,13 @@ def test_hypotheses_of_a_prompt_have_the_scores_of_teacher_forcing(config, optio
         assert len({candidate.text for candidate in candidates}) > 1
         for candidate in candidates:
             ids = [tokenizer.eos_id, *tokenizer.encode(prompt)]
+            prefix = len(ids) if task.config.model.prefix_lm else 0
             new = tokenizer.encode(candidate.text)
             if len(new) < task.config.decoding.max_extra_tokens:
                 new.append(tokenizer.eos_id)
             score = 0.0
             for token in new:
-                score += float(next_token_log_probs(task.model, params, ids, penalty)[token])
+                score += float(next_token_log_probs(task.model, params, ids, penalty, prefix=prefix)[token])
                 ids.append(token)
             assert candidate.score == pytest.approx(score, abs=1e-3)
 

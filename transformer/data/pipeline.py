@@ -13,6 +13,7 @@ from transformer.types import Seq2SeqBatch, TokenBatch
 
 Batch = TypeVar("Batch")
 SHORTEST_ROW = 16  # windows are padded to this length or a power of two above it
+PREFIX = 3  # the last number in the key of a generator; masks have others, plans none
 MAX_THREADS = 4  # that build batches; more would only wait for the interpreter
 
 
@@ -173,6 +174,28 @@ class StreamPipeline:
             segment_ids=np.ones((rows, length), np.int32),
             positions=np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
         )
+
+
+class PrefixPipeline:
+    """Batches of another pipeline, with the start of each row given: its targets have weight 0.
+
+    Of n tokens 0 to n - 1 are given, drawn uniformly by (seed, step). Rows must be of one text each.
+
+    Reference: Raffel et al., T5 (2020), section 3.2.3.
+    """
+
+    def __init__(self, pipeline: DocumentPipeline | StreamPipeline, seed: int):
+        self._pipeline = pipeline
+        self._seed = seed
+        self.num_batches = pipeline.num_batches
+
+    def batch(self, step: int) -> TokenBatch:
+        """Batch number ``step``, counted from 0 across epochs."""
+        batch = self._pipeline.batch(step)
+        lengths = np.count_nonzero(batch.segment_ids, axis=1)
+        given = (np.random.default_rng([self._seed, step, PREFIX]).random(len(lengths)) * lengths).astype(int)
+        weights = np.where(batch.positions < given[:, None], np.float32(0), batch.loss_weights)
+        return batch._replace(loss_weights=weights)
 
 
 def window_batches(

@@ -17,9 +17,11 @@ from transformer.models.stacks import Stack
 class CausalLM(nn.Module):
     """Scores of the token after each token, given those up to it: ``num_decoder_layers`` layers of self-attention.
 
-    The softmax weights are the embeddings unless ``shared_embeddings`` is ``none``.
+    The softmax weights are the embeddings unless ``shared_embeddings`` is ``none``. With ``prefix_lm`` tokens of a
+    prefix see those after them in it, which masks must say; the biases of positions are then of both directions.
 
-    Reference: Radford et al., GPT (2018) and GPT-2 (2019); Liu et al., Generating Wikipedia (2018), section 4.2.3.
+    Reference: Radford et al., GPT (2018) and GPT-2 (2019); Liu et al., Generating Wikipedia (2018), section 4.2.3; of
+    prefixes Raffel et al., T5 (2020), section 3.2.1.
     """
 
     config: ModelConfig
@@ -32,7 +34,7 @@ class CausalLM(nn.Module):
         self.decoder = Stack(
             config,
             config.num_decoder_layers,
-            bidirectional=False,
+            bidirectional=config.prefix_lm,
             scales=single_stack_scales(config, config.num_decoder_layers),
         )
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.config import Config
+from transformer.config import Config, ModelConfig
 from transformer.data.batching import Windows, document_plan, make_windows
-from transformer.data.pipeline import DocumentPipeline, StreamPipeline, window_batches
+from transformer.data.pipeline import DocumentPipeline, PrefixPipeline, StreamPipeline, window_batches
 from transformer.data.store import Tokens
 from transformer.models.causal_lm import CausalLM
 from transformer.models.embeddings import embedding_rows
@@ -51,7 +51,7 @@ class LanguageModelingTask(DocumentTask):
     # Data
 
     @functools.cached_property
-    def _training(self) -> DocumentPipeline | StreamPipeline:
+    def _training(self) -> DocumentPipeline | StreamPipeline | PrefixPipeline:
         data, seed = self.config.data, self.config.seed
         documents, repeats = self._store(self._source, "train").sides[0], self._source.repeats("train")
         pipeline: DocumentPipeline | StreamPipeline
@@ -78,7 +78,7 @@ class LanguageModelingTask(DocumentTask):
             ", ".join(f"{rows} x {length}" for rows, length in pipeline.shapes),
             100 * pipeline.padding_share,
         )
-        return pipeline
+        return PrefixPipeline(pipeline, seed) if self.config.model.prefix_lm else pipeline
 
     # Training
 
@@ -112,8 +112,9 @@ class LanguageModelingTask(DocumentTask):
         """Nats per token (EOS is one), and bits per byte: bits for all tokens over the bytes of the documents in UTF-8.
 
         Documents longer than ``evaluation.window`` are scored in windows of that length, ``evaluation.stride`` apart;
-        tokens that two windows share count in the first. During training the stride is the window. ``num_tokens`` are
-        those that are scored; ``num_bytes`` are all, also those of a first token that is not (see above).
+        tokens that two windows share count in the first (with ``prefix_lm`` they are the prefix of the second). During
+        training the stride is the window. ``num_tokens`` are those that are scored; ``num_bytes`` are all, also those
+        of a first token that is not (see above).
         ``outputs``: the log-probability of each document, in nats.
         """
         source, split = self._given(data)
@@ -178,7 +179,7 @@ def logits_and_sums(
     """
     positions_BT = batch.positions if batching == "pack" else None
     (logits_BTV, _), collected = run_model(
-        model, params, rng, batch.input_tokens, make_mask(batch, batching), positions_BT=positions_BT
+        model, params, rng, batch.input_tokens, make_mask(batch, batching, model.config), positions_BT=positions_BT
     )
     return logits_BTV, collected
 
@@ -192,11 +193,15 @@ def token_log_probs(model: CausalLM, params: Params, batch: TokenBatch) -> Any:
     return jnp.where(batch.segment_ids > 0, log_probs_BT, 0)
 
 
-def make_mask(batch: TokenBatch, batching: str) -> AttentionMask:
-    """Who sees whom in a batch: as little is said as is needed, since more kernels understand that."""
+def make_mask(batch: TokenBatch, batching: str, config: ModelConfig) -> AttentionMask:
+    """Who sees whom in a batch: as little is said as is needed, since more kernels understand that.
+
+    The prefix of a prefix language model is what stands before the first target that counts.
+    """
+    prefix_lengths_B = jnp.argmax(batch.loss_weights > 0, axis=1) + 1 if config.prefix_lm else None
     if batching == "stream":
-        return AttentionMask(causal=True)
+        return AttentionMask(causal=True, prefix_lengths=prefix_lengths_B)
     if batching == "pack":  # a segment's tokens are neighbours: what comes later in the row comes later in the text
         return AttentionMask(causal=True, query_segment_ids=batch.segment_ids, key_segment_ids=batch.segment_ids)
     lengths_B = jnp.sum(batch.segment_ids != 0, axis=1)
-    return AttentionMask(causal=True, query_lengths=lengths_B, key_lengths=lengths_B)
+    return AttentionMask(causal=True, query_lengths=lengths_B, key_lengths=lengths_B, prefix_lengths=prefix_lengths_B)

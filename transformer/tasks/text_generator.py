@@ -84,7 +84,8 @@ def continue_prompts(
     """Continuations of a batch of prompts, by the method that ``decoding`` names. Compiled once for each shape.
 
     All tokens of the prompts but the last go through the model together; the search starts with the last. The W
-    hypotheses of a prompt share its keys and values.
+    hypotheses of a prompt share its keys and values. With ``prefix_lm`` a prompt's tokens see also those after them,
+    the last one too: it then goes through the model twice, and in its second pass takes the place of its first.
 
     Args:
       model: static, as all but the arrays.
@@ -104,7 +105,11 @@ def continue_prompts(
     positions_BT = jnp.maximum(jnp.arange(prompt_length) - (prompt_length - lengths_B[:, None]), -1)
     max_length = max_steps + -(-before // width)
     cache = init_cache(model.config, batch_size, max_length, tokens_per_position=width)
-    _, cache = apply(tokens_BT[:, :-1], AttentionMask(causal=True), positions_BT=positions_BT[:, :-1], cache=cache)
+    prefix, mask = slice(before), AttentionMask(causal=True)
+    if model.config.prefix_lm:
+        prefix, mask = slice(None), AttentionMask(causal=True, prefix_lengths=lengths_B)
+    _, cache = apply(tokens_BT[:, prefix], mask, positions_BT=positions_BT[:, prefix], cache=cache)
+    cache = cache._replace(index=jnp.full_like(cache.index, before))
 
     def decode(cache: Cache, tokens_BW: Any, mask: AttentionMask) -> tuple[Any, Cache]:
         num_steps = (cache.index - before) // width
