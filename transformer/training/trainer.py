@@ -16,7 +16,7 @@ import numpy as np
 from transformer.config import Config
 from transformer.data.pipeline import prefetch
 from transformer.progress import progress
-from transformer.tasks import make_task
+from transformer.tasks import check_training, make_task
 from transformer.training import workdir as workdirs
 from transformer.training.devices import peak_flops, select_platform
 from transformer.training.loading import copy_tokenizer, open_checkpoints, read_parts
@@ -56,6 +56,7 @@ class Trainer:
     """A run: its task, its state, its checkpoints, its log, and the loop over its steps."""
 
     def __init__(self, config: Config, workdir: Path, mesh: jax.sharding.Mesh, signals: StopSignals):
+        check_training(config)
         training = config.training
         self.config, self.mesh, self.signals = config, mesh, signals
         self.schedule = make_schedule(training, config.model.d_model)
