@@ -1,5 +1,6 @@
 """The TPU kernel that ships with JAX, splash attention: skips blocks that the static mask hides, no T x S array."""
 
+import dataclasses
 from typing import Any, Optional
 
 import jax
@@ -36,15 +37,16 @@ def splash(
     packed rows count up by one along the slots of a segment, so that within a segment slots compare as positions do.
 
     Rows are filled up to what the kernel wants. Lengths, empty slots and what rows are filled up with become segments
-    that meet no other. A query that sees no key gives zeros because every
-    head has a sink, a logit without a value: next to any logit its weight is exactly 0, next to none it is 1.
+    that meet no other. A query that sees no key gives zeros because every head has a sink, a logit without a value:
+    next to any logit its weight is exactly 0, next to none it is 1.
     """
     B, num_queries, H, _ = query_BTHK.shape
     num_keys = key_BSGK.shape[1]
     T, S = (-(-num // UNIT) * UNIT for num in (num_queries, num_keys))
+    if num_keys < S and not jax.tree.leaves(mask):
+        mask = dataclasses.replace(mask, key_lengths=jnp.array([num_keys]))
     ids = segments(mask, B, num_queries, num_keys)
-    if num_queries < T or num_keys < S:
-        ids = ids or segments(AttentionMask(key_lengths=jnp.array([num_keys])), B, num_queries, num_keys)
+    if ids is not None:
         ids = kernels.SegmentIds(_fill(ids.q, T, NO_QUERY), _fill(ids.kv, S, NO_KEY))
     attention = kernels.make_splash_mha(
         masks.MultiHeadMask([static_mask(mask, T, S)] * H),
