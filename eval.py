@@ -11,7 +11,7 @@ data: documents, lines with their labels, words with theirs, or for images a fol
 
 The last line of standard output is one JSON object: num_examples and, as they apply, nll_per_token, perplexity,
 bits_per_byte, accuracy, f1 and others. Settings of decoding and evaluation can be changed:
---config.decoding.beam_size=8, --config.evaluation.stride=64.
+--config.decoding.beam_size=8, --config.evaluation.stride=64; of images their resolution, --config.data.image_size=384.
 """
 
 import json

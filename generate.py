@@ -15,6 +15,7 @@ Settings of decoding can be changed, as --config.decoding.beam_size=8, or for co
 --config.decoding.repetition_penalty=1.2          pieces that have occurred become less likely
 --config.decoding.stop="('.',)"                   the output ends before the first of these strings
 --config.decoding.max_extra_tokens=100            and after so many tokens (of a translation: more than the line has)
+--config.data.image_size=384                      images at another resolution than in training
 """
 
 import contextlib

@@ -10,9 +10,10 @@ are too few for a good score: this is to be put beside the features of a model t
 from ml_collections import ConfigDict
 
 from configs import digits_vit
+from transformer.config import start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = digits_vit.get_config()
     config.data.source = "npz"
     config.data.split = "files"
@@ -31,4 +32,4 @@ def get_config() -> ConfigDict:
     config.training.learning_rate = 1e-3
     config.training.evaluate_every = 500
     config.training.checkpoint_every = 500
-    return config
+    return start_from(config, workdir)

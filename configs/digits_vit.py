@@ -10,10 +10,10 @@ images of the test split were right (one run, seed 0).
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.task = "image_classification"
     config.data.source = "digits"
@@ -52,4 +52,4 @@ def get_config() -> ConfigDict:
     config.training.evaluate_every = 1_250
     config.training.checkpoint_every = 1_250
     config.training.best_metric = "accuracy"
-    return config
+    return start_from(config, workdir)

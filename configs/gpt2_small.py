@@ -14,10 +14,10 @@ Needs a GPU with 24 GB or more, in bfloat16. Not measured yet.
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.task = "language_modeling"
     config.data.source = "topics"
@@ -62,4 +62,4 @@ def get_config() -> ConfigDict:
     config.decoding.top_p = 0.95
     config.decoding.max_source_length = 512
     config.decoding.max_extra_tokens = 256
-    return config
+    return start_from(config, workdir)

@@ -13,10 +13,10 @@ stand in section 10 of docs/reproduction.md.
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.task = "language_modeling"
     config.data.source = "topics"
@@ -50,4 +50,4 @@ def get_config() -> ConfigDict:
     config.training.keep_checkpoints = 2
     config.training.evaluate_every = 1_000
     config.training.best_metric = "nll_per_token"
-    return config
+    return start_from(config, workdir)

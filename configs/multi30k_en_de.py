@@ -9,10 +9,10 @@ github.com/multi30k/dataset). It took 106 minutes on two cores that had other wo
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.data.source = "files"
     config.data.test = "test_2016_flickr"
@@ -45,4 +45,4 @@ def get_config() -> ConfigDict:
 
     config.decoding.beam_size = 5
     config.evaluation.beam_size = 1
-    return config
+    return start_from(config, workdir)

@@ -9,9 +9,10 @@ Pre-norm, RMSNorm, rotary positions, two heads to a key/value head, SwiGLU, no b
 from ml_collections import ConfigDict
 
 from configs import multi30k_en_de
+from transformer.config import start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = multi30k_en_de.get_config()
     config.model.norm = "rms_norm"
     config.model.norm_placement = "pre"
@@ -21,4 +22,4 @@ def get_config() -> ConfigDict:
     config.model.attention_biases = ()
     config.model.feed_forward_bias = False
     config.model.d_ff = 238  # 2,091,776 parameters; the model of 2017 has 2,093,056
-    return config
+    return start_from(config, workdir)

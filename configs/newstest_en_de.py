@@ -8,10 +8,10 @@ config shows that real lines pass through every part, and its score is low.
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.data.source = "files"
     config.data.train = ("news-test2008", "newstest2009", "newstest2010", "newstest2011", "newstest2012")
@@ -41,4 +41,4 @@ def get_config() -> ConfigDict:
     config.training.evaluate_every = 200
     config.evaluation.beam_size = 1
     config.evaluation.max_examples = 100
-    return config
+    return start_from(config, workdir)

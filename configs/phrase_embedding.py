@@ -10,10 +10,10 @@ translation first among the 1,000 of the test split (accuracy), by chance in 0.1
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.task = "sentence_embedding"
     config.data.vocab_size = 600
@@ -45,4 +45,4 @@ def get_config() -> ConfigDict:
     config.training.checkpoint_every = 50
     config.training.evaluate_every = 50
     config.training.best_metric = "accuracy"
-    return config
+    return start_from(config, workdir)

@@ -10,10 +10,10 @@ part works.
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.task = "text_classification"
     config.data.num_phrases = 20_000
@@ -40,4 +40,4 @@ def get_config() -> ConfigDict:
     config.training.checkpoint_every = 100
     config.training.evaluate_every = 100
     config.training.best_metric = "accuracy"
-    return config
+    return start_from(config, workdir)

@@ -7,10 +7,10 @@ Synthetic text, no benchmark: it shows that every part works.
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.data.vocab_size = 600
     config.data.tokens_per_batch = 2_048
@@ -35,4 +35,4 @@ def get_config() -> ConfigDict:
     config.training.log_every = 100
     config.training.checkpoint_every = 100
     config.training.evaluate_every = 300
-    return config
+    return start_from(config, workdir)

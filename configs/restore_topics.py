@@ -10,10 +10,10 @@ macro-F1 of 12 labels, and beside it that of the most frequent label.
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.task = "token_classification"
     config.data.source = "topics"
@@ -45,4 +45,4 @@ def get_config() -> ConfigDict:
     config.training.checkpoint_every = 125
     config.training.evaluate_every = 125
     config.training.best_metric = "f1"
-    return config
+    return start_from(config, workdir)

@@ -15,10 +15,10 @@ of 128, 2,000 small batches), and 1.47 for 11 million parameters on a GPU.
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.task = "language_modeling"
     config.data.source = "files"
@@ -64,4 +64,4 @@ def get_config() -> ConfigDict:
     config.decoding.method = "sample"
     config.decoding.temperature = 0.8
     config.decoding.max_extra_tokens = 300
-    return config
+    return start_from(config, workdir)

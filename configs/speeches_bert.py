@@ -10,9 +10,10 @@ DIR holds state_union.txt and inaugural.txt, plain or gzipped, in which a line "
 from ml_collections import ConfigDict
 
 from configs import topics_bert
+from transformer.config import start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = topics_bert.get_config()
     config.data.source = "files"
     config.data.train = ("state_union", "inaugural")
@@ -25,4 +26,4 @@ def get_config() -> ConfigDict:
     config.training.decay_steps = 1_200
     config.training.checkpoint_every = 500
     config.training.evaluate_every = 1_000
-    return config
+    return start_from(config, workdir)

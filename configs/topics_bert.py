@@ -9,10 +9,10 @@ About 370,000 characters to learn from; whole topics are held out.
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.task = "masked_lm"
     config.data.source = "topics"
@@ -45,4 +45,4 @@ def get_config() -> ConfigDict:
     config.training.checkpoint_every = 400
     config.training.evaluate_every = 400
     config.training.best_metric = "nll_per_token"
-    return config
+    return start_from(config, workdir)

@@ -9,10 +9,10 @@ About 370,000 characters to learn from; whole topics are held out. It learns in 
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.task = "language_modeling"
     config.data.source = "topics"
@@ -47,4 +47,4 @@ def get_config() -> ConfigDict:
     config.decoding.method = "sample"
     config.decoding.temperature = 0.8
     config.decoding.max_extra_tokens = 200
-    return config
+    return start_from(config, workdir)

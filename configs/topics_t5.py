@@ -10,10 +10,10 @@ feed-forwards, no biases, attention that is not scaled, softmax weights of their
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.task = "span_corruption"
     config.data.source = "topics"
@@ -54,4 +54,4 @@ def get_config() -> ConfigDict:
     config.training.best_metric = "nll_per_token"
 
     config.decoding.method = "greedy"
-    return config
+    return start_from(config, workdir)

@@ -11,10 +11,10 @@ do not expect their score. It has not been trained with this code: it needs acce
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
+from transformer.config import default_config, start_from
 
 
-def get_config() -> ConfigDict:
+def get_config(workdir: str = "") -> ConfigDict:
     config = default_config()
     config.task = "image_classification"
     config.data.source = "image_folder"
@@ -46,4 +46,4 @@ def get_config() -> ConfigDict:
     config.training.gradient_clip = 1.0
     config.training.label_smoothing = 0.0
     config.training.best_metric = "accuracy"
-    return config
+    return start_from(config, workdir)

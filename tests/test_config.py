@@ -1,14 +1,18 @@
 """Keys, types, checks, and which differences make another experiment."""
 
 import dataclasses
+import inspect
 import pathlib
 import runpy
 
 import pytest
 
 from transformer.config import (
+    COMPUTATION_KEYS,
     HARMLESS_KEYS,
     Config,
+    DataConfig,
+    ModelConfig,
     default_config,
     differences,
     flatten,
@@ -36,6 +40,29 @@ def test_every_config_file_passes_its_checks(path):
             from_config_dict(config)
         config.data.directory = "somewhere"
     assert from_json(to_json(from_config_dict(config))) == from_config_dict(config)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_file_starts_from_a_workdir(path, tmp_path):
+    """Or has another argument, which chooses among its experiments."""
+    get_config = runpy.run_path(str(path))["get_config"]
+    (argument,) = inspect.signature(get_config).parameters
+    if argument != "workdir":
+        return
+    images = {"source": "npz", "image_size": 28, "image_crop": 0.875, "image_std": (0.25,), "directory": "there"}
+    model = {"d_ff": 97, "position_encoding": "rotary", "num_registers": 3, "layer_scale": 0.5}
+    old = Config(data=DataConfig(**images), model=ModelConfig(**model))
+    (tmp_path / "config.json").write_text(to_json(old))
+    config = get_config(str(tmp_path))
+    assert config.training.initialize_from == str(tmp_path)
+    assert {key: config.model[key] for key in model} == model
+    prepared = [key for key in images if key.startswith("image")]
+    assert all(config.data[key] == images[key] for key in prepared) and config.data.directory is None
+    (tmp_path / "config.json").write_text(to_json(dataclasses.replace(old, data=DataConfig())))
+    alone = get_config()
+    assert all(get_config(str(tmp_path)).data[key] == alone.data[key] for key in prepared)
+    with pytest.raises(UserError, match=r"config\.json cannot be read .*give the workdir of a run"):
+        get_config(str(tmp_path / "gone"))
 
 
 def test_there_and_back():
@@ -69,6 +96,8 @@ def test_there_and_back():
         ("data.tokens_per_batch", 100, r"does not fit into data\.tokens_per_batch=100"),
         ("data.train_weights", (1, 2), r"one number for each of data\.train"),
         ("data.train_weights", (0,), "whole numbers from 1 up"),
+        ("data.image_resampling", "cubic", r"did you mean bicubic\?"),
+        ("data.image_crop", 0.875, r"data\.image_size=None must say what the square is scaled to"),
         ("training.weight_decay", 0.1, "does nothing under adam; use adamw"),
         ("training.preempted_exit_code", 0, "must lie in 1 to 255"),
         ("training.learning_rate", 0.0, "must be above 0"),
@@ -167,12 +196,18 @@ def test_unknown_keys_wrong_types_and_missing_keys_in_a_saved_config():
 
 def test_every_key_is_harmless_or_makes_another_experiment():
     known = dict(flatten(Config()))
-    for name in HARMLESS_KEYS:
+    for name in (*HARMLESS_KEYS, *COMPUTATION_KEYS):
         assert any(key == name or key.startswith(name + ".") for key in known), f"{name} is no key"
     old = Config()
     for key, value in (("training.log_every", 7), ("mesh.data", 1), ("decoding.alpha", 1.0)):
         assert differences(old, from_config_dict(changed(key, value))) == {}
-    for key, value in (("model.d_ff", 32), ("seed", 1), ("training.learning_rate", 0.5), ("data.batching", "pack")):
+    for key, value in (
+        ("model.d_ff", 32),
+        ("seed", 1),
+        ("training.learning_rate", 0.5),
+        ("data.batching", "pack"),
+        ("data.image_size", 8),
+    ):
         assert list(differences(old, from_config_dict(changed(key, value)))) == [key]
 
 

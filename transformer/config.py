@@ -61,6 +61,9 @@ class DataConfig:
     whole_words: bool = False  # masked_lm: all pieces of a word or none
     examples_per_batch: int = 256  # images: of one update's batch, over all devices
     image_size: Optional[int] = None  # images are scaled to a square of so many pixels; None: as they are
+    image_crop: Optional[float] = None  # the middle square of an image with this share of its shorter side is taken;
+    # None: the whole image is made square
+    image_resampling: str = "bicubic"  # how images are scaled: nearest | box | bilinear | hamming | bicubic | lanczos
     image_mean: tuple[float, ...] = (0.5,)  # of pixels in 0 to 1, for all channels or each; taken off
     image_std: tuple[float, ...] = (0.5,)  # then divided by
     augmentations: tuple[str, ...] = ()  # the names in data/augmentation.py, in training only, in this order
@@ -165,7 +168,8 @@ class TrainingConfig:
     ema_decay: Optional[float] = None  # of the exponential moving average of the weights; None: none is kept
     label_smoothing: float = 0.1
     label_smoothing_form: str = "uniform"  # the names in tasks/losses.py
-    initialize_from: Optional[str] = None  # workdir whose parameters and tokenizer a new run starts from
+    initialize_from: Optional[str] = None  # workdir whose parameters and tokenizer a new run starts from; what
+    # --config=NAME.py:WORKDIR sets, with the keys of the model there
     trainable: tuple[str, ...] = ()  # the parts that are trained, as in the parameters' first names; (): all
     overfit_one_batch: bool = False  # debugging: see batch 0 at every step
     log_every: int = 100  # steps
@@ -225,6 +229,12 @@ class Config:
 IMAGE_SOURCES = ("digits", "image_folder", "npz", "csv", "tfds")
 """The values of ``data.source`` that give images."""
 
+IMAGE_PREPARATION = ("image_size", "image_crop", "image_resampling", "image_mean", "image_std")
+"""The keys of ``data`` that say what becomes of an image before a model is given it."""
+
+IMAGE_RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""The values of ``data.image_resampling``, each at its number in Pillow."""
+
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "encoder_decoder": (("source", "target"), ("encoder", "decoder")),
     "decoder_only": (("target",), ("decoder",)),
@@ -250,6 +260,7 @@ HARMLESS_KEYS = (
 """Keys, or sections, that may change when a run is continued: they leave the parameters as they are."""
 
 COMPUTATION_KEYS = (
+    "data.image_size",
     "model.attention_implementation",
     "model.dtype",
     "model.rotary_original_length",
@@ -257,8 +268,8 @@ COMPUTATION_KEYS = (
     "model.rotary_scaling_factor",
     "model.scan_unroll",
 )
-"""Keys of the model that its parameters know nothing of: a trained model may be run under others, where other kernels
-serve or on longer texts."""
+"""Keys that a trained model may be run under with other values: its parameters know nothing of them. So other kernels
+serve where those of its training cannot, and longer texts or larger images can be read."""
 
 SCHEDULES_FREE_OF_NUM_STEPS = ("paper", "inverse_square_root", "constant")
 """Under these schedules ``training.num_steps`` may change too."""
@@ -269,23 +280,34 @@ def default_config() -> config_dict.ConfigDict:
     return to_config_dict(Config())
 
 
-def start_from(config: config_dict.ConfigDict, workdir: str) -> None:
-    """Make a config start from the parameters of a workdir: with the keys of its model, and its tokenizer.
+def start_from(config: config_dict.ConfigDict, workdir: str) -> config_dict.ConfigDict:
+    """Make a config start from a workdir: from its parameters, with the keys of its model and its tokenizer.
 
-    For config files that take a workdir as their argument: ``--config=configs/NAME.py:WORKDIR``.
+    Images are prepared as they were there. All else stays what the config says. Config files end with it, so that each
+    takes a workdir: ``--config=configs/NAME.py:WORKDIR``.
+
+    Args:
+      config: is changed, and given back.
+      workdir: of a run, or of imported weights; "": nothing is changed.
 
     Raises:
       UserError: if the workdir holds no config that can be read.
     """
-    path = pathlib.Path(workdir).expanduser() / "config.json"
+    if not workdir:
+        return config
+    folder = pathlib.Path(workdir).expanduser()
     try:
-        model = from_json(path.read_text()).model
+        there = from_json((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{path} cannot be read ({error}); give the workdir of a run, or of imported weights, after the colon"
+            f"{folder / 'config.json'} cannot be read ({error}); give the workdir of a run, or of imported weights, "
+            "after the colon"
         ) from None
-    config.model = to_config_dict(model)
-    config.training.initialize_from = workdir
+    config.model = to_config_dict(there.model)
+    if there.data.source in IMAGE_SOURCES:
+        config.data.update({key: getattr(there.data, key) for key in IMAGE_PREPARATION})
+    config.training.initialize_from = str(folder)
+    return config
 
 
 def to_config_dict(config: Any) -> config_dict.ConfigDict:
@@ -389,6 +411,12 @@ def check(config: Config) -> None:
         raise UserError(f"data.mean_span_length={data.mean_span_length} must be at least 1 token")
     _at_least("data.extra_ids", data.extra_ids, 0)
     _at_least("data.crop_padding", data.crop_padding, 0)
+    _one_of("data.image_resampling", data.image_resampling, IMAGE_RESAMPLINGS)
+    if data.image_crop is not None and (data.image_size is None or not 0 < data.image_crop <= 1):
+        raise UserError(
+            f"data.image_crop={data.image_crop} must lie above 0 and at most at 1, and data.image_size="
+            f"{data.image_size} must say what the square is scaled to"
+        )
     if any(value <= 0 for value in (*data.image_std, data.mixup_alpha, data.image_size or 1)):
         raise UserError(
             f"data.image_std={data.image_std}, data.mixup_alpha={data.mixup_alpha} and data.image_size="

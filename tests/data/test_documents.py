@@ -78,6 +78,10 @@ def test_splits_are_stems_plain_or_gzipped(tmp_path):
     assert source.repeats("validation") is None and files(tmp_path).repeats("train") is None
     with pytest.raises(UserError, match=r"there is no .*test\.txt \(nor test\.txt\.gz\); stems .*: a, b, val"):
         list(source.documents("test"))
+    untrained = files(tmp_path, train=("a", "gone"))  # other splits need no training files
+    assert list(untrained.documents("validation")) == ["4"]
+    with pytest.raises(UserError, match=r"there is no .*gone\.txt"):
+        untrained.fingerprint_of("train")
     before = source.fingerprint_of("train")
     (tmp_path / "a.txt").write_text("12")
     assert files(tmp_path).fingerprint_of("train") != before

@@ -1,6 +1,7 @@
 """Images of every source: split exactly, seen once an epoch, and refused by name where something is wrong."""
 
 import dataclasses
+import functools
 import gzip
 import sys
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.shared_data import shared_data
-from transformer.config import DataConfig
+from transformer.config import IMAGE_RESAMPLINGS, DataConfig
 from transformer.data.images import (
     ImageArray,
     ImageClasses,
@@ -316,11 +317,31 @@ def test_files_that_are_no_images_are_named(tmp_path):
 
 def test_grey_and_colour_are_told_apart_by_the_shape():
     grey, colour = pixels(5, 7, 1), pixels(5, 7, 3)
-    assert fitted(grey, (5, 7, 1)) is grey
-    np.testing.assert_array_equal(fitted(grey, (5, 7, 3)), np.repeat(grey, 3, axis=-1))
-    np.testing.assert_array_equal(fitted(np.repeat(grey, 3, axis=-1), (5, 7, 1)), grey)  # a grey file is read as RGB
-    assert fitted(colour, (10, 3, 1)).shape == (10, 3, 1)
-    assert fitted(np.full((5, 7, 3), 99, np.uint8), (11, 2, 3)).tolist() == np.full((11, 2, 3), 99).tolist()
+    fit = functools.partial(fitted, config=config())
+    assert fit(grey, (5, 7, 1)) is grey
+    np.testing.assert_array_equal(fit(grey, (5, 7, 3)), np.repeat(grey, 3, axis=-1))
+    np.testing.assert_array_equal(fit(np.repeat(grey, 3, axis=-1), (5, 7, 1)), grey)  # a grey file is read as RGB
+    assert fit(colour, (10, 3, 1)).shape == (10, 3, 1)
+    assert fit(np.full((5, 7, 3), 99, np.uint8), (11, 2, 3)).tolist() == np.full((11, 2, 3), 99).tolist()
+
+
+@pytest.mark.parametrize("name", IMAGE_RESAMPLINGS)
+def test_images_are_scaled_as_the_config_says(name):
+    image, settings = pixels(17, 23, 3), config(image_size=10, image_resampling=name)
+    number = IMAGE_RESAMPLINGS.index(name)
+    expected = Image.fromarray(image).resize((10, 10), number)
+    np.testing.assert_array_equal(fitted(image, (10, 10, 3), settings), np.asarray(expected))
+
+
+def test_a_square_is_cut_out_of_the_middle():
+    """Of a high image and a wide one, and of one that has the right size: it is enlarged first."""
+    settings = config(image_size=8, image_crop=0.8, image_resampling="nearest")
+    image = np.arange(30, dtype=np.uint8)[:, None, None] + np.zeros((1, 10, 3), np.uint8)
+    np.testing.assert_array_equal(fitted(image, (8, 8, 3), settings)[:, 0, 0], np.arange(11, 19))
+    wide = fitted(image.swapaxes(0, 1), (8, 8, 3), settings)
+    np.testing.assert_array_equal(wide[0, :, 0], np.arange(11, 19))
+    square = fitted(image[:8, :8], (8, 8, 3), settings)  # of 8 rows 10 are made
+    assert square.shape == (8, 8, 3) and (square[0, 0, 0], square[-1, 0, 0]) == (1, 6)
 
 
 def test_pixels_are_normalised_by_channel():

@@ -349,6 +349,18 @@ def test_where_special_ids_are_named(tmp_path, files, expected):
     assert beside.fingerprint == found.fingerprint
 
 
+def test_of_several_ends_the_others_are_named(tmp_path, caplog):
+    special = ("<|endoftext|>", "<|im_start|>", "<|eot|>")
+    ids = [gpt2(special).token_to_id(piece) for piece in special]
+    text = gpt2(special).to_str()
+    found, _ = load_pretrained(write(tmp_path, tokenizer__json=text, generation_config__json={"eos_token_id": ids[1]}))
+    assert found.eos_id == ids[1] and not caplog.records
+    several = {"eos_token_id": [ids[2], ids[0], 99_999]}
+    found, _ = load_pretrained(write(tmp_path, tokenizer__json=text, generation_config__json=several))
+    assert found.eos_id == ids[2]
+    assert "only '<|eot|>' is heeded here: outputs will go on after '<|endoftext|>'" in caplog.text
+
+
 def test_a_document_begins_after_bos_where_the_post_processor_says_so(tmp_path):
     tokenizer, names = llama(), {"eos_token": "</s>", "bos_token": "<s>", "add_bos_token": True}
     tokenizer.post_processor = processors.TemplateProcessing("$A </s>", "$A $B", [("</s>", 2)])

@@ -6,9 +6,10 @@ import gguf
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 from tests.interop.small import LLAMA, described, random_tensors
-from transformer.interop.gguf_files import NAMES, GgufFile, halves_from_neighbours
+from transformer.interop.gguf_files import NAMES, PRE_TOKENIZERS, GgufFile, halves_from_neighbours
 from transformer.interop.pretrained import import_pretrained
 from transformer.models.positions import Rotation, rotate
 from transformer.training.loading import load
@@ -27,7 +28,14 @@ def neighbours_from_halves(rows, heads):
     return rows[order]
 
 
-def write_gguf(path, tensors, settings=SETTINGS, kind="gpt2", pre="smollm", quantised=(), **metadata):
+def write_gguf(path, tensors, settings=SETTINGS, kind="gpt2", pre="smollm", quantised=(), types=None, **metadata):
+    """A file as llama.cpp's converter writes it.
+
+    Args:
+      quantised: modules whose tensors are in float16.
+      types: module -> the type that its matrices are quantised to.
+      metadata: more keys, in which __ stands for a dot, and tensors that are written as they are.
+    """
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(settings["max_position_embeddings"])
     writer.add_embedding_length(settings["hidden_size"])
@@ -48,7 +56,8 @@ def write_gguf(path, tensors, settings=SETTINGS, kind="gpt2", pre="smollm", quan
     writer.add_token_types([1] * (len(PIECES) - 1) + [3])
     writer.add_eos_token_id(len(PIECES) - 1)
     for key, value in metadata.items():
-        writer.add_uint32(key.replace("__", "."), value)
+        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, np.ndarray: writer.add_tensor}
+        add[type(value)](key.replace("__", "."), value)
     theirs = {name: short for short, name in NAMES.items()}
     for name, array in tensors.items():
         module, _, ending = name.rpartition(".")
@@ -58,7 +67,11 @@ def write_gguf(path, tensors, settings=SETTINGS, kind="gpt2", pre="smollm", quan
             if short == kind:
                 array = neighbours_from_halves(array, settings[heads])
         written = f"{short}.{ending}" if layer is None else f"blk.{layer}.{short}.{ending}"
-        writer.add_tensor(written, array.astype(np.float16) if short in quantised else array)
+        kind = (types or {}).get(short)
+        if kind is not None:
+            writer.add_tensor(written, gguf.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(written, array.astype(np.float16) if short in quantised else array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -80,6 +93,25 @@ def test_the_same_tensors_and_settings(tensors, tmp_path):
         assert file[name].dtype == np.float32
     ours, theirs = (described(settings)[1] for settings in (SETTINGS, file.settings))
     assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("Q8_0", 0.01), ("Q4_0", 0.1), ("Q4_1", 0.1), ("Q5_1", 0.05), ("BF16", 0.01)]
+)
+def test_quantised_tensors_are_read_as_their_numbers(tmp_path, kind, error):
+    """Queries too, whose rows change their order, which is another one of whole rows."""
+    settings = SETTINGS | {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "attention_bias": False}
+    tensors = random_tensors(settings, (), tmp_path / "assets")
+    number = gguf.GGMLQuantizationType[kind]
+    modules = ("attn_q", "attn_k", "ffn_up", "ffn_down", "token_embd")
+    file = GgufFile(write_gguf(tmp_path / "model.gguf", tensors, settings, types=dict.fromkeys(modules, number)))
+    assert set(file) == set(tensors)
+    for name, array in tensors.items():
+        quantised = any(name.endswith(f"{NAMES[short].split('.')[-1]}.weight") for short in modules)
+        expected = gguf.dequantize(gguf.quantize(array, number), number) if quantised else array
+        np.testing.assert_array_equal(file[name], expected, err_msg=name)
+        if quantised:
+            assert 0 < np.abs(file[name] - array).mean() < error * np.abs(array).mean()
 
 
 def test_rows_are_turned_as_llama_cpp_turns_its_own():
@@ -119,6 +151,10 @@ def test_an_imported_file_continues_text(tensors, tmp_path):
         ({"pre": "deepseek-llm"}, "tokenizer.ggml.pre=deepseek-llm is not one of gpt-2, smollm"),
         ({"llama__expert_count": 4}, "llama.expert_count=4"),
         ({"llama__rope__scaling__factor": 2}, "factor=2"),
+        ({"rope_freqs__weight": np.full(3, 2.0, np.float32)}, r"rope_freqs\.weight stretches .*folder of safetensors"),
+        ({"pre": "llama-bpe"}, r"tokenizer\.ggml\.bos_token_id is missing; give .*--tokenizer=FOLDER"),
+        ({"tokenizer__ggml__add_bos_token": True}, r"tokenizer\.ggml\.bos_token_id is missing"),
+        ({"tokenizer__ggml__padding_token_id": 999}, r"padding_token_id=999 is no piece; give .*--tokenizer=FOLDER"),
     ],
 )
 def test_what_cannot_be_had_exactly_is_refused(tensors, tmp_path, options, message):
@@ -132,3 +168,79 @@ def test_a_file_that_is_none(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"something else entirely")
     with pytest.raises(UserError, match=r"model\.gguf cannot be read"):
         GgufFile(tmp_path / "model.gguf")
+    writer = gguf.GGUFWriter(str(tmp_path / "short.gguf"), "llama")
+    writer.add_tensor("token_embd.weight", np.zeros((3, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UserError, match=r"short\.gguf: llama\.attention\.head_count is missing"):
+        GgufFile(tmp_path / "short.gguf")
+
+
+def llama3_divisors(factor: float, theta: float, size: int) -> np.ndarray:
+    """As llama.cpp's converter makes them from a config.json of Llama 3.1, wavelength by wavelength."""
+    divisors = []
+    for i in range(0, size, 2):
+        wavelength = 2 * np.pi * theta ** (i / size)
+        if wavelength < 8192 / 4:
+            divisors.append(1.0)
+        elif wavelength > 8192 / 1:
+            divisors.append(factor)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(divisors, np.float32)
+
+
+def test_a_table_of_divisors_is_the_setting_it_was_made_from(tensors, tmp_path):
+    settings = SETTINGS | {"head_dim": 64, "rope_theta": 500000}
+    divisors = llama3_divisors(32.0, 5e5, 64)
+    assert len(np.unique(divisors)) > 3
+    tensors = random_tensors(settings, (), tmp_path / "assets")
+    file = GgufFile(write_gguf(tmp_path / "model.gguf", tensors, settings, rope_freqs__weight=divisors))
+    rope = {"rope_type": "llama3", "factor": 32.0, "original_max_position_embeddings": 8192}
+    assert described(file.settings)[1] == described({**settings, "rope_scaling": rope})[1]
+    assert set(file) == set(tensors)
+    divisors[-1] *= 1.5
+    with pytest.raises(UserError, match=r"rope_freqs\.weight stretches"):
+        GgufFile(write_gguf(tmp_path / "other.gguf", tensors, settings, rope_freqs__weight=divisors))
+    nothing = {"llama__rope__scaling__type": "none", "rope_freqs__weight": np.ones(32, np.float32)}
+    file = GgufFile(write_gguf(tmp_path / "nothing.gguf", tensors, settings, **nothing))
+    assert described(file.settings)[1].model == described(settings)[1].model
+
+
+TEXT = "It's 12345 DON'T\n\n  a cafe\u0301 of \u00e9t\u00e9s,  {x}\r\n"
+CUT = {
+    "gpt-2": ["It", "'s", " 12345", " DON", "'", "T", "\n\n ", " a", " cafe", "\u0301", " of", " étés", ",", " ", " {",
+              "x", "}", "\r\n"],
+    "smollm": ["It", "'s", " ", "1", "2", "3", "4", "5", " DON", "'", "T", "\n\n ", " a", " cafe", "\u0301", " of",
+               " étés", ",", " ", " {", "x", "}", "\r\n"],
+    "llama-bpe": ["It", "'s", " ", "123", "45", " DON", "'T", "\n\n", " ", " a", " cafe", "\u0301", " of", " étés", ",",
+                  " ", " {", "x", "}\r\n"],
+    "qwen2": ["It", "'s", " ", "1", "2", "3", "4", "5", " DON", "'T", "\n\n", " ", " a", " café", " of", " étés", ",",
+              " ", " {", "x", "}\r\n"],
+}  # fmt: skip
+"""What GPT-2's expression, that of tiktoken's cl100k and its kin give by hand; Qwen composes accents first."""
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_text_is_cut_as_the_file_says(tensors, tmp_path, pre):
+    bos = {"tokenizer__ggml__bos_token_id": 5}
+    GgufFile(write_gguf(tmp_path / "model.gguf", tensors, pre=pre, **bos)).save_tokenizer(tmp_path)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    text = tokenizer.normalizer.normalize_str(TEXT) if tokenizer.normalizer else TEXT
+    parts = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+    assert [tokenizer.decoder.decode([part]) for part in parts] == CUT[pre]
+    assert tokenizer.encode("ab").ids[:-1] == ([5] if pre == "llama-bpe" else [])
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_what_a_text_begins_with_and_ends_at(tensors, tmp_path, caplog, begins):
+    stated = {"add_bos_token": begins, "bos_token_id": 5, "eot_token_id": 7}
+    stated = {f"tokenizer__ggml__{key}": value for key, value in stated.items()}
+    pre = "llama-bpe" if not begins else "smollm"  # whose own ways are the other way round
+    import_pretrained(write_gguf(tmp_path / "model.gguf", tensors, pre=pre, **stated), tmp_path / "workdir")
+    tokenizer = load(tmp_path / "workdir").tokenizer
+    assert tokenizer.start_id == (5 if begins else None)
+    assert f"only '<|end|>' is heeded here: outputs will go on after '{PIECES[7]}'" in caplog.text

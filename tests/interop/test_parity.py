@@ -112,6 +112,36 @@ def test_greedy_text(decoder):
     assert num_new > NEW_TOKENS + len(PROMPTS)  # more than one end each
 
 
+def test_beam_text(decoder):
+    """``early_stopping="never"``: with False ``generate`` may stop before the best output is found."""
+    theirs, run, _ = decoder
+    decoding = dataclasses.replace(
+        run.config.decoding, method="beam", beam_size=4, length_penalty="power", alpha=1.0, max_extra_tokens=NEW_TOKENS
+    )
+    generate = TextGenerator(run.model, run.tokenizer, decoding)
+    prompts = [prompt for prompt in PROMPTS if prompt][:5]
+    lengths = set()
+    for prompt, (candidate,) in zip(prompts, generate(run.params, prompts, 1), strict=True):
+        ids = run.tokenizer.encode(prompt)
+        found = theirs.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            do_sample=False,
+            num_beams=4,
+            length_penalty=1.0,
+            early_stopping="never",
+            max_new_tokens=NEW_TOKENS,
+            bad_words_ids=[[run.tokenizer.pad_id], [run.tokenizer.bos_id]],
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        sequence = found.sequences[0].tolist()
+        assert prompt + candidate.text == run.tokenizer.decode(sequence)
+        np.testing.assert_allclose(candidate.score, found.sequences_scores[0], atol=1e-4)
+        lengths.add(len(sequence) - len(ids))
+    assert lengths != {0}
+
+
 def test_export_loads(decoder):
     theirs, run, folder = decoder
     export_pretrained(folder / "workdir", folder / "exported")

@@ -33,6 +33,25 @@ def test_several_files_and_short_floats(tmp_path):
         SafetensorsFolder(tmp_path)
 
 
+def test_an_index_that_does_not_fit_its_files(tmp_path):
+    save_file({"a": np.zeros(5, np.float32), "more": np.zeros(1, np.float32)}, tmp_path / "one.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    for content, message in (
+        ("{bad", r"index\.json cannot be read"),
+        ("[]", r"index\.json must hold a JSON object"),
+        ("{}", r"index\.json: weight_map is missing"),
+        (
+            '{"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}',
+            r"one\.safetensors has no b, .*index\.json",
+        ),
+    ):
+        index.write_text(content)
+        with pytest.raises(UserError, match=message):
+            SafetensorsFolder(tmp_path)
+    index.write_text('{"weight_map": {"a": "one.safetensors"}}')
+    assert set(SafetensorsFolder(tmp_path)) == {"a", "more"}  # what becomes of it is for others to say
+
+
 def test_damaged_and_pickled_files(tmp_path):
     with pytest.raises(UserError, match=r"holds neither model\.safetensors"):
         SafetensorsFolder(tmp_path)

@@ -5,10 +5,19 @@ import json
 
 import pytest
 
-from tests.interop.small import BERT, GPT2, LLAMA, described
+from tests.interop.small import BERT, GPT2, LLAMA, described, random_tensors, write_folder
 from transformer.config import Config, ModelConfig
+from transformer.data.tokenizer import CharacterTokenizer
 from transformer.interop.computation import computation
-from transformer.interop.pretrained import OF_TASKS, open_pretrained, written_config
+from transformer.interop.pooling import read_pooling
+from transformer.interop.pretrained import (
+    OF_TASKS,
+    export_pretrained,
+    import_pretrained,
+    open_pretrained,
+    written_config,
+)
+from transformer.training.loading import load
 from transformer.types import UserError
 
 MISTRAL = {**LLAMA, "model_type": "mistral"}
@@ -24,6 +33,7 @@ REFUSED = [
     (BERT, {"pooling_mode": "max"}, "pooling_mode=max"),
     (BERT, {"pruned_heads": {"1": [0]}}, "pruned_heads"),
     (BERT, {"embedding_size": 7}, "embedding_size=7"),
+    (BERT, {"sentence_bert_config": {"max_seq_length": 7, "prompts": 3}}, "sentence_bert_config.json: prompts=3"),
     (BERT, {"quantization_config": {"bits": 4}}, "quantization_config"),
     (GPT2, {"activation_function": "mish"}, "activation_function=mish"),
     (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
@@ -69,6 +79,13 @@ def test_both_forms_of_rotary_settings():
     new = described({**{key: LLAMA[key] for key in LLAMA if key != "rope_theta"}, "rope_parameters": rope})[1]
     assert old == new
     assert (old.model.rotary_theta, old.model.rotary_scaling, old.model.rotary_scaling_factor) == (5e5, "linear", 2.0)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_a_factor_of_one_stretches_nothing(kind):
+    model = described({**LLAMA, "rope_scaling": {"rope_type": kind, "factor": 1.0}})[1].model
+    assert (model.rotary_scaling, model.rotary_scaling_factor) == ("none", 1.0)
+    assert model == described(LLAMA)[1].model
 
 
 LM = Config(
@@ -154,3 +171,60 @@ def test_pooling_is_that_of_sentence_transformers(tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense"}]))
     with pytest.raises(UserError, match="the module Dense"):
         open_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls+mean"),
+        ({"pooling_mode_lasttoken": True}, "lasttoken"),
+        ({"pooling_mode": "mean", "include_prompt": True}, "mean"),
+    ],
+)
+def test_ways_of_pooling_have_names(tmp_path, said, expected):
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 14, **said}))
+    assert read_pooling(tmp_path) == {"pooling_mode": expected}
+
+
+def test_files_beside_the_config_are_heeded(tmp_path):
+    """The length of sentences, and whether they are lower-cased, which the tokenizer then must do by itself."""
+    folder = write_folder(tmp_path / "cased", BERT, random_tensors(BERT, (), tmp_path / "assets"))
+    limits = folder / "sentence_bert_config.json"
+    limits.write_text(json.dumps({"max_seq_length": 23, "do_lower_case": False}))
+    data = import_pretrained(folder, tmp_path / "first")[0].data
+    assert (data.max_source_length, data.max_target_length) == (23, 23)
+    limits.write_text(json.dumps({"max_seq_length": 99, "do_lower_case": True}))
+    parts = json.loads((folder / "tokenizer.json").read_text())
+    parts["model"]["vocab"]["The"] = 23  # as nothing else begins with a capital there, only now it is seen
+    (folder / "tokenizer.json").write_text(json.dumps(parts))
+    with pytest.raises(UserError, match=r"sentence_bert_config\.json: do_lower_case=true, but .*--tokenizer=FOLDER"):
+        import_pretrained(folder, tmp_path / "second")
+    parts["normalizer"] = {"type": "Lowercase"}
+    (folder / "tokenizer.json").write_text(json.dumps(parts))
+    assert import_pretrained(folder, tmp_path / "second")[0].data.max_source_length == 31  # all positions
+    with pytest.raises(UserError, match=r"config\.json must hold a JSON object"):
+        (folder / "config.json").write_text("[]")
+        open_pretrained(folder)
+
+
+def test_the_tokenizer_may_be_elsewhere(tmp_path, caplog):
+    """In a workdir, another folder or a file; and one that has no form for others is found so again."""
+    folder = write_folder(tmp_path / "weights", GPT2, random_tensors(GPT2, (), tmp_path / "assets"))
+    import_pretrained(folder, tmp_path / "first")
+    (tmp_path / "tokenizer").mkdir()
+    (folder / "tokenizer.json").rename(tmp_path / "tokenizer" / "tokenizer.json")
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        import_pretrained(folder, tmp_path / "second")
+    places = [tmp_path / "first", tmp_path / "tokenizer", tmp_path / "tokenizer" / "tokenizer.json"]
+    for number, place in enumerate(places):
+        import_pretrained(folder, tmp_path / str(number), place)
+    contents = {(tmp_path / name / "tokenizer.model").read_bytes() for name in ("first", "0")}
+    assert len(contents) == 1  # in the others nothing says which pieces are special but their usual names
+    CharacterTokenizer("abc").save(tmp_path / "first", "tokenizer.model")
+    import_pretrained(folder, tmp_path / "third", tmp_path / "first")
+    export_pretrained(tmp_path / "third", tmp_path / "exported")
+    assert f"--tokenizer={tmp_path / 'third'}" in caplog.text
+    import_pretrained(tmp_path / "exported", tmp_path / "fourth", tmp_path / "third")
+    assert load(tmp_path / "fourth").tokenizer.encode("cab") == [6, 4, 5]

@@ -156,6 +156,16 @@ def test_a_workdir_goes_out_with_its_start_token(tmp_path):
     model_files.assert_same(model_files.tensors_of(tmp_path / "exported"), tensors)
 
 
+def test_a_tokenizer_without_sentinels_is_refused_with_what_can_be_done(tmp_path):
+    pieces = {piece: i for i, piece in enumerate(["<pad>", "</s>", "<unk>", *"abcd", "<extra_id_0>", "<extra_id_1>"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(pieces, unk_token="<unk>"))
+    tokenizer.add_special_tokens(["<extra_id_0>", "<extra_id_1>"])
+    files(tmp_path / "theirs", TINY)
+    tokenizer.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"it lacks <extra_id_2> to <extra_id_25>, .*--tokenizer=FOLDER"):
+        pretrained.import_pretrained(tmp_path / "theirs", tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

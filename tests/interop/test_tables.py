@@ -22,6 +22,7 @@ MODELS = {
     "bert untied": ({**BERT, "tie_word_embeddings": False, "hidden_act": "gelu_new"}, MASKED_LM),
     "bert classifier": ({**BERT, "id2label": LABELS}, CLASSIFIER),
     "bert tokens": ({**BERT, "id2label": LABELS}, CLASSIFIER[:1]),
+    "bert stated tokens": ({**BERT, "architectures": ["BertForTokenClassification"]}, CLASSIFIER),
     "bert embedding": ({**BERT, "type_vocab_size": 1, "pooling_mode": "cls"}, ()),
     "gpt2": (GPT2, ()),
     "gpt2 untied": ({**GPT2, "tie_word_embeddings": False, "scale_attn_weights": False}, ()),
@@ -61,7 +62,7 @@ def test_there_and_back_changes_no_bit(name, folder):
     assert {key: value.tobytes() for key, value in again.items()} == {k: v.tobytes() for k, v in tensors.items()}
 
 
-@pytest.mark.parametrize("change", ["missing", "extra", "another layer", "misshapen", "transposed"])
+@pytest.mark.parametrize("change", ["missing", "extra", "another layer", "misshapen", "transposed", "not finite"])
 def test_a_wrong_tensor_is_named(change, folder):
     tensors = random_tensors(GPT2, (), folder)
     name = "transformer.h.1.attn.c_attn.weight"
@@ -77,6 +78,8 @@ def test_a_wrong_tensor_is_named(change, folder):
         tensors[name] = tensors[name][:, :-1]
     if change == "transposed":
         tensors[name] = tensors[name].T
+    if change == "not finite":
+        tensors[name][2, 3] = np.nan
     with pytest.raises(UserError, match=name.replace(".", r"\.") + r"\b"):
         read(GPT2, (), tensors, folder)
 
@@ -97,6 +100,18 @@ def test_names_without_prefix_and_of_older_files(folder, caplog):
     assert "does not use bert.pooler.dense.weight" in caplog.text
 
 
+def test_a_pooler_that_was_left_in_the_files_makes_no_classifier_of_tokens_one_of_texts(folder, caplog):
+    """As in files of BertForTokenClassification that were trained from a whole BERT."""
+    settings = {**BERT, "id2label": LABELS, "architectures": ["BertForTokenClassification"]}
+    tensors = random_tensors(settings, CLASSIFIER[:1], folder)
+    params = read(settings, CLASSIFIER[:1], tensors, folder)
+    more = tensors | {"bert.pooler.dense.weight": np.ones((14, 14), np.float32)}
+    assert described(settings, tuple(more))[1].task == "token_classification"
+    again = read(settings, tuple(more), more, folder)
+    model_files.assert_same(again, params)
+    assert "task=token_classification does not use bert.pooler.dense.weight" in caplog.text
+
+
 def test_a_copy_must_be_one(folder):
     tensors = random_tensors(LLAMA, (), folder)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
@@ -107,11 +122,12 @@ def test_a_copy_must_be_one(folder):
 
 
 @pytest.mark.parametrize("name", ["bert classifier", "llama untied"])
-def test_text_through_workdirs(name, folder, tmp_path):
+def test_text_through_workdirs(name, folder, tmp_path, caplog):
     settings, heads = MODELS[name]
     settings = {**settings, "eos_token_id": 3}
     tensors = random_tensors(settings, heads, folder)
     first = write_folder(tmp_path / "first", settings, tensors)
+    caplog.set_level("INFO", "transformer")
     config, params = import_pretrained(first, tmp_path / "workdir")
     run = load(tmp_path / "workdir")
     assert run.config == config
@@ -133,6 +149,12 @@ def test_text_through_workdirs(name, folder, tmp_path):
     if "classifier" in name:
         assert run.task.labels.names == tuple(LABELS.values())
         assert set(run.predict(["a b", "c"])) <= set(LABELS.values())
+        (tmp_path / "text.txt").write_text("no a b\nyes c\n")
+        assert not any("majority" in score for score in run.task.evaluate(run.params, {"text": tmp_path / "text.txt"}))
+        assert "are taken to be of single texts" in caplog.text
+        caplog.clear()
+        import_pretrained(first, tmp_path / "pairs", pairs=True)
+        assert load(tmp_path / "pairs").task.labels.pairs and "single texts" not in caplog.text
     with pytest.raises(UserError, match=r"holds config\.json"):
         export_pretrained(tmp_path / "workdir", tmp_path / "second")
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.interop import generation, model_files
 from tests.shared_data import shared_data
+from transformer.data.images import Preparation
 from transformer.interop import pretrained
 from transformer.interop.computation import changed
 from transformer.interop.families.dinov2 import DINOV2
@@ -104,6 +105,20 @@ def test_tensors_have_their_names_and_come_back_bit_for_bit(tmp_path, kind):
         (VIT_TINY, {"use_rope": True}, "use_rope=True"),
         (DINOV2_TINY, {"architectures": ["Dinov2ForImageClassification"]}, "Dinov2ForImageClassification"),
         (DINOV2_TINY, {"preprocessor_config": {"rescale_factor": 1 / 127.5}}, "rescale_factor"),
+        (VIT_TINY, {"preprocessor_config": {"resample": 6}}, "preprocessor_config.json: resample=6"),
+        (VIT_TINY, {"preprocessor_config": {"do_resize": False}}, "do_resize=False"),
+        (VIT_TINY, {"preprocessor_config": {"do_rescale": False}}, "do_rescale=False"),
+        (VIT_TINY, {"preprocessor_config": {"do_pad": True}}, "do_pad=True"),
+        (VIT_TINY, {"preprocessor_config": {"do_flip_channel_order": True}}, "do_flip_channel_order=True"),
+        (VIT_TINY, {"preprocessor_config": {"crop_pct": 0.9}}, "crop_pct=0.9"),
+        (VIT_TINY, {"preprocessor_config": {"size": {"shortest_edge": 28}}}, "size={'shortest_edge': 28}"),
+        (VIT_TINY, {"preprocessor_config": {"size": {"height": 28, "width": 21}}}, "only squares"),
+        (VIT_TINY, {"preprocessor_config": {"size": 22}}, "size=22 .*multiples of patch_size=7"),
+        (
+            VIT_TINY,
+            {"preprocessor_config": {"do_center_crop": True, "size": {"shortest_edge": 14}, "crop_size": 21}},
+            "size={'shortest_edge': 14} .*at least 21",
+        ),
     ],
 )
 def test_what_cannot_be_translated_is_refused_by_its_name(tmp_path, settings, change, named):
@@ -133,6 +148,7 @@ def test_a_workdir_with_a_classifier_goes_out_and_comes_back(tmp_path):
     tensors = model_files.make(tmp_path / "theirs", VIT_TINY, 3)
     config, _ = pretrained.import_pretrained(tmp_path / "theirs", tmp_path / "run")
     assert (config.data.image_size, config.data.image_mean, config.model.norm_epsilon) == (21, (0.5,), 1e-12)
+    assert config.data.image_resampling == "bilinear"
     run = load(tmp_path / "run")
     assert run.task.classes.names == ("crane (0)", "owl", "crane (2)")
     pretrained.export_pretrained(tmp_path / "run", tmp_path / "exported")
@@ -179,6 +195,45 @@ def test_pixels_are_normalised_as_the_files_say(tmp_path):
     assert normalisation() == ((0.0,), (1.0,))
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, (21, None, "bicubic")),
+        ({"size": 28, "resample": 0, "crop_size": None, "do_center_crop": None}, (28, None, "nearest")),
+        ({"size": {"height": 28, "width": 28}, "do_center_crop": False, "crop_size": 7}, (28, None, "bicubic")),
+        ({"size": {"shortest_edge": 32}, "do_center_crop": True, "crop_size": 28}, (28, 0.875, "bicubic")),
+        ({"size": 16, "do_center_crop": True, "crop_size": {"height": 7, "width": 7}}, (7, 0.4375, "bicubic")),
+    ],
+)
+def test_images_are_scaled_and_cut_as_the_files_say(tmp_path, said, expected):
+    model_files.save(tmp_path, DINOV2_TINY, {"none": np.zeros(1, np.float32)})
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    config = pretrained.read_config(pretrained.open_pretrained(tmp_path))[1]
+    assert (config.data.image_size, config.data.image_crop, config.data.image_resampling) == expected
+    assert config.model.position_grid == 3  # of the table, whatever images are seen
+    written = pretrained.written_config(config)[1]["preprocessor_config"]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
+    assert pretrained.read_config(pretrained.open_pretrained(tmp_path))[1] == config
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("shape", [(37, 23), (20, 41), (16, 16)])
+def test_images_are_prepared_as_by_transformers(tmp_path, cut, shape):
+    _, transformers = generation.torch_and("transformers")
+    said = {"resample": 2, "image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.75, 1.0]}
+    if cut:
+        said |= {"size": {"shortest_edge": 18}, "do_center_crop": True, "crop_size": {"height": 14, "width": 14}}
+        theirs = transformers.BitImageProcessorPil(**said)
+    else:
+        theirs = transformers.ViTImageProcessorPil(**said, size={"height": 14, "width": 14})
+    model_files.save(tmp_path, VIT_TINY, {"none": np.zeros(1, np.float32)})
+    theirs.save_pretrained(tmp_path)
+    data = pretrained.read_config(pretrained.open_pretrained(tmp_path))[1].data
+    image = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    expected = theirs(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
+    np.testing.assert_allclose(Preparation(data, (14, 14, 3))([image])[0], expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["ViTForImageClassification", "ViTModel", "Dinov2Model", "gated", "registers"])
 def test_outputs_are_those_of_transformers(tmp_path, kind):
     torch, transformers = generation.torch_and("transformers")
@@ -216,10 +271,9 @@ def test_outputs_are_those_of_transformers(tmp_path, kind):
 
     expected = outputs(theirs, 21)
     np.testing.assert_allclose(our_outputs(21), expected, atol=1e-4)
-    if kind != "registers":  # whose table is smoothed there where images are smaller
-        resized = {"interpolate_pos_encoding": True} if kind.startswith("ViT") else {}
-        for size in (14, 35):
-            np.testing.assert_allclose(our_outputs(size), outputs(theirs, size, **resized), atol=1e-4)
+    resized = {"interpolate_pos_encoding": True} if kind.startswith("ViT") else {}
+    for size in (14, 35):
+        np.testing.assert_allclose(our_outputs(size), outputs(theirs, size, **resized), atol=1e-4)
 
     labels = {str(number): str(number) for number in range(num_classes)}
     model_files.write(tmp_path / "exported", ours, id2label=labels)

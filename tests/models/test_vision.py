@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from configs import vit_b16
 from transformer.config import MeshConfig, ModelConfig, from_config_dict
@@ -129,7 +130,8 @@ def test_tokens_are_class_token_registers_and_patches_row_by_row():
     kernel, bias = encoder["patch_embedding"]["kernel"], encoder["patch_embedding"]["bias"]
     table = encoder["position_encoding"]["embedding"]
     grid = table[1:].reshape(5, 5, 12)
-    places = np.einsum("rg,ch,ghd->rcd", bicubic_weights(5, 3), bicubic_weights(5, 7), grid).reshape(21, 12)
+    weights = (bicubic_weights(5, side, smoothed=True) for side in (3, 7))  # as it has registers
+    places = np.einsum("rg,ch,ghd->rcd", *weights, grid).reshape(21, 12)
     np.testing.assert_allclose(embedded[:, 0], np.tile(encoder["class_token"] + table[0], (3, 1)), rtol=1e-5)
     np.testing.assert_array_equal(embedded[:, 1:4], np.tile(encoder["registers"], (3, 1, 1)))
     expected = patches_of(IMAGES) @ kernel.reshape(12, 12) + bias + places
@@ -167,13 +169,21 @@ def test_a_table_of_the_images_own_grid_is_taken_as_it_is():
     np.testing.assert_array_equal(added[0, 1:4], 0)
 
 
-@given(size=st.integers(1, 9), new_size=st.integers(1, 13))
-def test_interpolation_keeps_constants_order_and_identity(size, new_size):
-    weights = bicubic_weights(size, new_size)
+@given(size=st.integers(1, 9), new_size=st.integers(1, 13), smoothed=st.booleans())
+def test_interpolation_keeps_constants_order_and_identity(size, new_size, smoothed):
+    weights = bicubic_weights(size, new_size, smoothed=smoothed)
     assert weights.shape == (new_size, size) and weights.dtype == np.float32
     np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-6)
     np.testing.assert_allclose(weights, weights[::-1, ::-1], atol=1e-6)  # left and right alike
-    np.testing.assert_array_equal(bicubic_weights(size, size), np.eye(size))
+    np.testing.assert_array_equal(bicubic_weights(size, size, smoothed=smoothed), np.eye(size))
+
+
+def test_smoothing_is_that_of_pillow():
+    """Which scales floats by the same kernel. Where values become more nothing is smoothed."""
+    for size, new_size in ((9, 4), (16, 5), (7, 13)):
+        row = np.random.default_rng(size).normal(size=size).astype(np.float32)
+        expected = np.asarray(Image.fromarray(row[None]).resize((new_size, 1), Image.Resampling.BICUBIC))[0]
+        np.testing.assert_allclose(bicubic_weights(size, new_size, smoothed=True) @ row, expected, atol=1e-5)
 
 
 TORCH = {

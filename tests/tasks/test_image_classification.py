@@ -262,6 +262,14 @@ def test_parameters_fit_another_resolution(config, task, params):
     assert larger.evaluate(params, "test")["num_examples"] == 13
 
 
+def test_a_trained_model_is_used_at_another_resolution(config, task, params, tmp_path):
+    """Its table of positions, which no key sizes, keeps the size of the images it was trained on."""
+    task.save_assets(tmp_path)
+    larger = ImageClassificationTask(changed(config, data={"image_size": 14}), tmp_path)
+    assert larger.classes.image_shape == (14, 14, 3) and larger.model.config.position_grid == 5
+    assert larger.evaluate(params, "test")["num_examples"] == 13
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

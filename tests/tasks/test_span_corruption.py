@@ -203,7 +203,7 @@ def test_typed_sentinels_are_all_that_differs_from_the_tokenizer(task, tmp_path)
         ({"data": {"joint_vocabulary": False}}, r"data\.joint_vocabulary=False: task=span_corruption has one"),
         (
             {"data": {"extra_ids": 1}},
-            r"extra_ids=1 is too few: .* loses 2 spans, .* has 1 sent.*; set data.extra_ids=2",
+            r"a text of .* loses 2 spans, and the tokenizer has 1 sentinels: set data.extra_ids=2",
         ),
         ({"data": {"max_target_length": 7}}, r"max_target_length=7 has no room .* set it to 8 or more"),
         ({"training": {"best_metric": "bleu"}}, "best_metric=bleu is no score .* use one of nll_per_token, perplex"),

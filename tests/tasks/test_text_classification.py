@@ -131,6 +131,13 @@ def test_every_example_counts_once(task, params, tmp_path):
     assert task.evaluate(params, given) == scores
 
 
+def test_a_majority_that_is_not_known_has_no_score(task, params, monkeypatch):
+    known = task.evaluate(params, "validation")
+    monkeypatch.setattr(task, "labels", task.labels._replace(most_frequent=None))
+    unknown = task.evaluate(params, "validation")
+    assert known.keys() - unknown.keys() == {"accuracy_of_majority"} and unknown.items() <= known.items()
+
+
 def test_uniform_scores_are_known(task, params):
     uniform = jax.tree.map(np.zeros_like, params)
     assert task.evaluate(uniform, "validation")["nll"] == pytest.approx(math.log(3))

@@ -196,6 +196,15 @@ def test_scores_are_those_of_rows_one_by_one(task, params, tmp_path):
     assert lines == task.predict(params, [text.replace("\n", " ") for text in documents(2, 11)])
 
 
+def test_a_majority_that_is_not_known_has_no_scores(task, params, monkeypatch):
+    known = task.evaluate(params, "test")
+    monkeypatch.setattr(task, "labels", task.labels._replace(most_frequent=None))
+    unknown = task.evaluate(params, "test")
+    assert (
+        known.keys() - unknown.keys() == {"accuracy_of_majority", "f1_of_majority"} and unknown.items() <= known.items()
+    )
+
+
 def test_a_text_is_scored_as_a_split_is(config, task, params):
     path = task._source._documents._files("test")[0]
     assert task.evaluate(params, {"text": path}) == task.evaluate(params, "test")

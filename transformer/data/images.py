@@ -513,17 +513,24 @@ def _needed(module: str, install: str, what: str) -> Any:
 # Batches
 
 
-def fitted(image: np.ndarray, shape: Shape) -> np.ndarray:
-    """An image with this many channels and pixels: bicubic, and smoothed where it gets smaller, as by Pillow."""
-    if image.shape == shape:
+def fitted(image: np.ndarray, shape: Shape, config: DataConfig) -> np.ndarray:
+    """An image with this many channels and pixels: scaled by Pillow, which smooths where images get smaller.
+
+    With ``data.image_crop`` it keeps its form: the square, that share of its shorter side, is cut out of the middle.
+    """
+    if image.shape == shape and config.image_crop is None:
         return image
     pillow = _needed("PIL.Image", "pillow", f"making images of {image.shape} into {shape}")
     height, width, channels = shape
     picture = pillow.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     picture = picture.convert("L" if channels == 1 else "RGB")
-    if picture.size != (width, height):
-        picture = picture.resize((width, height), pillow.Resampling.BICUBIC)
-    return np.asarray(picture).reshape(shape)
+    size: tuple[int, ...] = (width, height)
+    if config.image_crop is not None:
+        size = tuple(round(height / config.image_crop) * side // min(picture.size) for side in picture.size)
+    if picture.size != size:
+        picture = picture.resize(size, pillow.Resampling[config.image_resampling.upper()])
+    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    return np.asarray(picture.crop((left, top, left + width, top + height))).reshape(shape)
 
 
 class Preparation:
@@ -531,11 +538,13 @@ class Preparation:
 
     def __init__(self, config: DataConfig, shape: Shape):
         self.shape = shape
+        self._config = config
         self._mean, self._std = (self._of_channels(config, key) for key in ("image_mean", "image_std"))
 
     def pixels(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """float32 [n, height, width, channels] in 0 to 1."""
-        return np.stack([fitted(image, self.shape) for image in images]).astype(np.float32) / np.float32(255)
+        equal = [fitted(image, self.shape, self._config) for image in images]
+        return np.stack(equal).astype(np.float32) / np.float32(255)
 
     def normalized(self, pixels: np.ndarray) -> np.ndarray:
         """Each channel less its mean, by its standard deviation."""

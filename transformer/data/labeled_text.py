@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Optional, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -243,12 +243,12 @@ class LabelSet(NamedTuple):
     """The labels that a model tells apart, those of its training split.
 
     names          sorted; a label's number is its place here
-    most_frequent  the one that the training split has most often
+    most_frequent  the one that the training split has most often; None if it is not known
     pairs          whether the labels are of pairs of texts
     """
 
     names: tuple[str, ...]
-    most_frequent: str
+    most_frequent: Optional[str]
     pairs: bool = False
 
     @classmethod

@@ -7,6 +7,7 @@ looks like a special piece in a text is text, and lines are neither cut nor padd
 import base64
 import functools
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,8 @@ T5_EXTRA_IDS = 100
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 LANGUAGE_CODE = re.compile(r">>[^<>\s]+<<")
 EOS, UNK, PAD = "</s>", "<unk>", "<pad>"  # of Marian
+
+logger = logging.getLogger(__name__)
 
 
 class HuggingFaceTokenizer(SavedTokenizer):
@@ -226,7 +229,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> tuple[SavedTokenizer, Sav
     Read are, whichever is there first: Marian's ``source.spm``, ``target.spm`` and ``vocab.json``; ``tokenizer.json``;
     T5's ``spiece.model``; BERT's ``vocab.txt``. Special pieces are those that ``tokenizer_config.json``,
     ``special_tokens_map.json``, ``generation_config.json`` and ``config.json`` name, in this order; of several
-    ``eos_token_id`` the first. A model with a ``decoder_start_token_id`` has it as BOS.
+    ``eos_token_id`` one, and a warning names the others. A model with a ``decoder_start_token_id`` has it as BOS.
 
     Raises:
       UserError: if the folder holds none of them, or one that cannot be used.
@@ -320,6 +323,13 @@ class _Names:
                 f"{self._path}: no piece is known to end a text; name it as eos_token in tokenizer_config.json beside "
                 "it, or as eos_token_id in config.json"
             )
+        others = [tokenizer.id_to_token(i) for i in self._numbers("eos_token_id", tokenizer) if i != eos_id]
+        if others:
+            logger.warning(
+                "of several pieces that end a text only %r is heeded here: outputs will go on after %s",
+                tokenizer.id_to_token(eos_id),
+                ", ".join(map(repr, others)),
+            )
         bos_id = find("bos", ("bos_token", "cls_token"))
         before = tokenizer.encode("").ids[:1]  # an empty text, but for what its post-processor puts around texts
         start_id = bos_id if before == [bos_id] else None
@@ -351,14 +361,18 @@ class _Names:
         return None
 
     def _number(self, key: str, tokenizer: tokenizers.Tokenizer) -> Optional[int]:
+        return next(iter(self._numbers(key, tokenizer)), None)
+
+    def _numbers(self, key: str, tokenizer: tokenizers.Tokenizer) -> list[int]:
+        """One or, in a list, several, of the first file that has any."""
         for name in ("generation_config.json", "config.json"):
-            number = self._files[name].get(key)
-            if isinstance(number, list):
-                number = number[0]
+            stated = self._files[name].get(key)
+            numbers = stated if isinstance(stated, list) else [stated]
             # config.json may hold the family's defaults, which are those of a larger vocabulary, or -1
-            if number is not None and number >= 0 and tokenizer.id_to_token(number) is not None:
-                return number
-        return None
+            known = [i for i in numbers if i is not None and i >= 0 and tokenizer.id_to_token(i) is not None]
+            if known:
+                return known
+        return []
 
 
 def _parse(text: str, name: str) -> tokenizers.Tokenizer:

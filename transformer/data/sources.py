@@ -66,8 +66,8 @@ class TextFiles:
 
     The splits "train" (one stem or several, one after the other), "validation" and "test" are named by the config, or
     with ``data.split`` other than ``files`` all three are parts of the training files; any other split is the stem of
-    files in the directory. A subclass says which files belong to a stem, what examples they hold, and how a digest is
-    made of examples.
+    files in the directory. Files are looked for when they are first needed. A subclass says which files belong to a
+    stem, what examples they hold, and how a digest is made of examples.
     """
 
     def __init__(self, config: DataConfig, seed: int):
@@ -75,8 +75,6 @@ class TextFiles:
         self._seed = seed
         self._directory = text_folder(config)
         self._scans: dict[str, tuple[str, np.ndarray]] = {}
-        for stem in config.train:
-            self._files(stem)
 
     def _files(self, stem: str) -> tuple[Path, ...]:
         """The files of a stem, or a ``UserError`` that names those that are there."""

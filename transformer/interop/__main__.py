@@ -1,10 +1,11 @@
 """Pretrained weights to a workdir, and a workdir to weights that other codebases read.
 
-python -m transformer.interop import --from=FOLDER_OR_GGUF_FILE --workdir=DIR [--tokenizer=FOLDER_OR_FILE] [--pairs]
+python -m transformer.interop import --from=FOLDER_OR_GGUF_FILE --workdir=DIR [--tokenizer=PLACE] [--pairs]
 python -m transformer.interop export --workdir=DIR --to=FOLDER [--checkpoint=latest|best|STEP|average:N] [--weights=ema]
 
-A folder holds config.json, model.safetensors (or several files and their index) and the tokenizer. The workdir is then
-what eval.py and generate.py take, and --config.training.initialize_from=DIR of train.py.
+A folder holds config.json, model.safetensors (or several files and their index) and the tokenizer; PLACE, if that is
+elsewhere, is its file, another such folder or a workdir. The workdir is then what eval.py and generate.py take, and
+train.py starts from it with any config: --config=configs/NAME.py:DIR.
 """
 
 import sys
@@ -16,7 +17,7 @@ from transformer import commands
 from transformer.types import UserError, one_of
 
 FROM = flags.DEFINE_string("from", None, "import: a folder with config.json and safetensors, or a .gguf file")
-TOKENIZER = flags.DEFINE_string("tokenizer", None, "import: where the tokenizer is, if not where the weights are")
+TOKENIZER = flags.DEFINE_string("tokenizer", None, "import: a folder, workdir or file with it, if --from has it not")
 PAIRS = flags.DEFINE_bool("pairs", False, "import: the labels of a classifier are of pairs of texts")
 TO = flags.DEFINE_string("to", None, "export: the folder to write")
 WORKDIR = flags.DEFINE_string("workdir", None, "the folder of a run: import writes it, export reads it")

@@ -4,6 +4,7 @@ Only the architecture ``llama``, in any quantisation that the package ``gguf`` u
 names of the safetensors files, so that the family llama serves both.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,8 @@ import gguf
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from transformer.config import ModelConfig
+from transformer.models.positions import LLAMA3_HIGH, LLAMA3_LOW, rotary_frequencies
 from transformer.types import UserError
 
 NAMES = {
@@ -46,6 +49,30 @@ SETTINGS = {
 }
 """Keys of the file below ``llama.``, and those of a config.json."""
 
+STRETCHES = "rope_freqs.weight"
+"""By how much each frequency of the rotary positions is divided: how files hold ``rope_type=llama3``."""
+LLAMA3_LENGTH = 8_192
+"""The original length of Llama 3.1 and those after it, which these files do not say."""
+OWN_TOKENIZER = "give the model's own tokenizer: --tokenizer=FOLDER"
+
+
+class Metadata(dict[str, Any]):
+    """What a file says by its keys; one that is asked for and is not there is named in a ``UserError``.
+
+    Args:
+      path: of the file.
+      values: by the keys.
+      prefix: of the keys that are meant, and is left out of them.
+      remedy: for the message.
+    """
+
+    def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = "", remedy: str = "the file is damaged"):
+        super().__init__({key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)})
+        self._place, self._remedy = f"{path}: {prefix}", remedy
+
+    def __missing__(self, key: str) -> Any:
+        raise UserError(f"{self._place}{key} is missing; {self._remedy}")
+
 
 class GgufFile(Mapping[str, np.ndarray]):
     """The tensors of a file, as float32, under the names of the safetensors files.
@@ -62,37 +89,66 @@ class GgufFile(Mapping[str, np.ndarray]):
             reader = gguf.GGUFReader(path)
         except (OSError, ValueError, IndexError) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
-        self._metadata = {name: field.contents() for name, field in reader.fields.items()}
-        architecture = self._metadata.get("general.architecture")
+        self._metadata = Metadata(path, {name: field.contents() for name, field in reader.fields.items()})
+        architecture = self._metadata["general.architecture"]
         if architecture != "llama":
             raise UserError(f"{path}: general.architecture={architecture} is not read here, only llama")
         self._tensors = {_their_name(tensor.name): tensor for tensor in reader.tensors}
+        if "model.embed_tokens.weight" not in self._tensors:
+            raise UserError(f"{path}: the tensor token_embd.weight is missing; the file is damaged")
         self.settings = self._settings()
 
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"model_type": "llama"}
-        for key, value in self._metadata.items():
-            name = key.removeprefix("llama.")
-            if name == key:
-                continue
+        for name, value in Metadata(self._path, self._metadata, "llama.").items():
             if name == "rope.dimension_count" or name == "attention.value_length":
                 settings[name] = value
             elif name.startswith("rope.scaling."):
                 settings.setdefault("rope_scaling", {})[SCALING.get(name, name)] = value
             else:
-                settings[SETTINGS.get(name, key)] = value
-        head_size = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
+                settings[SETTINGS.get(name, f"llama.{name}")] = value
+        self._heads = self._metadata["llama.attention.head_count"]
+        head_size = settings.get("head_dim") or self._metadata["llama.embedding_length"] // self._heads
         for name in ("rope.dimension_count", "attention.value_length"):
             if settings.pop(name, head_size) != head_size:
                 raise UserError(f"{self._path}: llama.{name} must be the size of a head, {head_size}")
-        self._heads = settings["num_attention_heads"]
         self._kv_heads = settings.setdefault("num_key_value_heads", self._heads)
         biased = [kind for kind in "qkvo" if f"model.layers.0.self_attn.{kind}_proj.bias" in self._tensors]
         settings["vocab_size"] = int(self._tensors["model.embed_tokens.weight"].shape[-1])
+        if settings.get("rope_scaling") == {"rope_type": "none"}:
+            del settings["rope_scaling"]
+        if STRETCHES in self._tensors:
+            settings["rope_scaling"] = self._llama3(settings, head_size)
         return settings | {
             "tie_word_embeddings": "lm_head.weight" not in self._tensors,
             "attention_bias": bool(biased),
             "mlp_bias": "model.layers.0.mlp.up_proj.bias" in self._tensors,
+        }
+
+    def _llama3(self, settings: Mapping[str, Any], head_size: int) -> dict[str, Any]:
+        """The setting that a table of divisors was made from; the table is then no tensor of the model any more.
+
+        Its largest divisor is the factor. The rest must follow from that and ``LLAMA3_LENGTH``.
+        """
+        divisors = self[STRETCHES]
+        del self._tensors[STRETCHES]
+        factor = float(divisors.max())
+        plain = ModelConfig(head_dim=head_size, rotary_theta=settings.get("rope_theta", 10_000.0))
+        stretched = dataclasses.replace(
+            plain, rotary_scaling="llama3", rotary_scaling_factor=factor, rotary_original_length=LLAMA3_LENGTH
+        )
+        expected = rotary_frequencies(plain)[0] / rotary_frequencies(stretched)[0]
+        if "rope_scaling" in settings or divisors.shape != expected.shape or not np.allclose(divisors, expected, 1e-4):
+            raise UserError(
+                f"{self._path}: {STRETCHES} stretches positions otherwise than rope_type=llama3 from {LLAMA3_LENGTH} "
+                "tokens on; import the model's folder of safetensors, whose config.json says how"
+            )
+        return {
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": LLAMA3_LOW,
+            "high_freq_factor": LLAMA3_HIGH,
+            "original_max_position_embeddings": LLAMA3_LENGTH,
         }
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -121,19 +177,25 @@ class GgufFile(Mapping[str, np.ndarray]):
         Raises:
           UserError: for a kind of vocabulary that cannot be had exactly.
         """
-        ggml = {key.removeprefix("tokenizer.ggml."): value for key, value in self._metadata.items()}
+        ggml = Metadata(self._path, self._metadata, "tokenizer.ggml.", OWN_TOKENIZER)
         tokenizer = _byte_level_bpe(ggml, self._path)
+
+        def piece(key: str) -> str:
+            number = ggml[f"{key}_token_id"]
+            if number >= len(ggml["tokens"]):
+                raise UserError(f"{self._path}: tokenizer.ggml.{key}_token_id={number} is no piece; {OWN_TOKENIZER}")
+            return str(ggml["tokens"][number])
+
         if ggml.get("add_bos_token", ggml["pre"] == "llama-bpe"):
-            bos = ggml["bos_token_id"]
             tokenizer.post_processor = processors.TemplateProcessing(
-                single=f"{ggml['tokens'][bos]} $A", special_tokens=[(ggml["tokens"][bos], bos)]
+                single=f"{piece('bos')} $A", special_tokens=[(piece("bos"), ggml["bos_token_id"])]
             )
         tokenizer.save(str(folder / "tokenizer.json"))
-        content: dict[str, Any] = {}
-        for kind, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-            if f"{key}_token_id" in ggml:
-                content[f"{kind}_token"] = ggml["tokens"][ggml[f"{key}_token_id"]]
+        kinds = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+        content = {f"{kind}_token": piece(key) for kind, key in kinds.items() if f"{key}_token_id" in ggml}
         (folder / "tokenizer_config.json").write_text(json.dumps(content, ensure_ascii=False, indent=1))
+        ends = [ggml[f"{key}_token_id"] for key in ("eos", "eot") if f"{key}_token_id" in ggml]
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
 
 
 SCALING = {
@@ -186,12 +248,11 @@ def _byte_level_bpe(ggml: Mapping[str, Any], path: Path) -> Tokenizer:
     if kind != "gpt2":
         raise UserError(
             f"{path}: tokenizer.ggml.model={kind} is not read here, only gpt2: the file does not hold "
-            "all of SentencePiece's normalisation. Give the model's own tokenizer: --tokenizer=FOLDER"
+            f"all of SentencePiece's normalisation; {OWN_TOKENIZER}"
         )
     if ggml.get("pre") not in PRE_TOKENIZERS:
         raise UserError(
-            f"{path}: tokenizer.ggml.pre={ggml.get('pre')} is not one of {', '.join(PRE_TOKENIZERS)}; give the model's "
-            "own tokenizer: --tokenizer=FOLDER"
+            f"{path}: tokenizer.ggml.pre={ggml.get('pre')} is not one of {', '.join(PRE_TOKENIZERS)}; {OWN_TOKENIZER}"
         )
     vocabulary = {token: number for number, token in enumerate(ggml["tokens"])}
     merges = [tuple(merge.split(" ", 1)) for merge in ggml["merges"]]

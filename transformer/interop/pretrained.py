@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import tokenizers
 
 from transformer.config import Config, from_json, to_json
 from transformer.data.images import ImageClasses
 from transformer.data.labeled_text import LabelSet
-from transformer.data.pretrained_tokenizers import HuggingFaceTokenizer, load_pretrained
 from transformer.data.tokenizer import save_tokenizers
 from transformer.interop import safetensors_files, tables
 from transformer.interop.computation import changed, computation
 from transformer.interop.families import FAMILIES, MODEL_TYPES
 from transformer.interop.family import Changes, Family
-from transformer.interop.settings import Settings
+from transformer.interop.pooling import read_pooling, write_pooling
+from transformer.interop.settings import Settings, read_json
+from transformer.interop.tokenizer_files import check_tokenizer, export_tokenizer, read_tokenizers, special_ids
 from transformer.tasks import make_task
 from transformer.training.loading import load, open_checkpoints
 from transformer.training.partitioning import unbox
@@ -30,7 +30,9 @@ from transformer.types import Params, UserError, one_of
 
 logger = logging.getLogger(__name__)
 
-PREPROCESSOR = "preprocessor_config.json"  # how images are prepared
+BESIDE = ("preprocessor_config", "sentence_bert_config")
+"""Files, NAME.json, that say more of a model than its config.json: their content is the value of NAME among its
+settings."""
 LABELLED = ("text_classification", "token_classification")
 
 OF_TASKS: Mapping[str, Changes] = {
@@ -73,9 +75,8 @@ def open_pretrained(source: Path) -> Pretrained:
     """
     if source.is_dir():
         path = source / "config.json"
-        settings = read_json(path) | _pooling_mode(source)
-        if (source / PREPROCESSOR).is_file():
-            settings["preprocessor_config"] = read_json(source / PREPROCESSOR)
+        settings = read_json(path) | read_pooling(source)
+        settings |= {name: read_json(beside) for name in BESIDE if (beside := source / f"{name}.json").is_file()}
         return Pretrained(path, settings, safetensors_files.SafetensorsFolder(source))
     if source.suffix == ".gguf" and source.is_file():
         from transformer.interop.gguf_files import GgufFile
@@ -83,35 +84,6 @@ def open_pretrained(source: Path) -> Pretrained:
         file = GgufFile(source)
         return Pretrained(source, file.settings, file, file)
     raise UserError(f"--from={source} is neither a folder, with config.json and model.safetensors, nor a .gguf file")
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-
-
-def _pooling_mode(folder: Path) -> dict[str, str]:
-    """What a folder of sentence-transformers makes of the last layer, as a setting: ``mean`` or ``cls``.
-
-    Raises:
-      UserError: if it does something else, or more.
-    """
-    if (folder / "modules.json").is_file():
-        for module in read_json(folder / "modules.json"):
-            kind = module["type"].rpartition(".")[2]
-            if kind not in ("Transformer", "Pooling", "Normalize"):
-                raise UserError(f"{folder / 'modules.json'}: the module {kind} cannot be translated")
-    path = folder / "1_Pooling" / "config.json"
-    if not path.is_file():
-        return {}
-    modes = {
-        key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
-        for key, value in read_json(path).items()
-        if key.startswith("pooling_mode_") and value
-    }
-    return {"pooling_mode": "+".join(sorted(modes))}
 
 
 def import_pretrained(
@@ -122,7 +94,7 @@ def import_pretrained(
     Args:
       source: see :func:`open_pretrained`.
       workdir: where there is no run yet.
-      tokenizer: a folder or file with the tokenizer; None: where the weights are.
+      tokenizer: a workdir, a folder or a file with the tokenizer; None: where the weights are.
       pairs: of a classifier: its labels are of pairs of texts, which no file says.
 
     Raises:
@@ -136,7 +108,12 @@ def import_pretrained(
         assets = Path(folder)
         _save_labels(pretrained, family, config, pairs, assets)
         if not family.images:
-            save_tokenizers(assets, _tokenizers(pretrained, tokenizer or source, assets))
+            if tokenizer is None and pretrained.gguf is not None:
+                pretrained.gguf.save_tokenizer(assets)
+                tokenizer = assets
+            pair = read_tokenizers(tokenizer or source)
+            check_tokenizer(pair[1], pretrained.settings, pretrained.origin)
+            save_tokenizers(assets, pair)
         task = make_task(config, assets)
         shapes = tables.flatten(jax.tree.map(lambda leaf: leaf.shape, _abstract_params(task)))
         flat = tables.read_params(family, config, pretrained.tensors, shapes, str(source))
@@ -176,16 +153,8 @@ def _abstract_params(task: Any) -> Params:
     return unbox(jax.eval_shape(task.init, jax.random.key(0)))
 
 
-def _tokenizers(pretrained: Pretrained, place: Path, scratch: Path) -> Any:
-    """Of the source and the target side, mostly one object."""
-    if pretrained.gguf is not None and place == pretrained.origin:
-        pretrained.gguf.save_tokenizer(scratch)
-        place = scratch
-    return load_pretrained(place)
-
-
 def _save_labels(pretrained: Pretrained, family: Family, config: Config, pairs: bool, folder: Path) -> None:
-    """Write ``labels.json``, if the task has labels. Which is the most frequent is not known; the first stands for it.
+    """Write ``labels.json``, if the task has labels. Which is the most frequent is not known.
 
     A model of images without a classifier has none.
     """
@@ -199,7 +168,9 @@ def _save_labels(pretrained: Pretrained, family: Family, config: Config, pairs: 
         names = _label_names(pretrained)
         if len(names) == 1:
             raise UserError(f"{pretrained.origin}: one label alone, {names[0]}, is a number, which no task here learns")
-        LabelSet(names, names[0], pairs).save(folder)
+        if config.task == "text_classification" and not pairs:
+            logger.info("the labels %s are taken to be of single texts; if of pairs, import with --pairs", list(names))
+        LabelSet(names, None, pairs).save(folder)
 
 
 def _label_names(pretrained: Pretrained) -> tuple[str, ...]:
@@ -245,40 +216,16 @@ def export_pretrained(workdir: Path, folder: Path, checkpoint: str = "latest", w
         settings = special_ids(run.tokenizer) | settings
         if config.model.variant == "encoder_decoder":
             settings["decoder_start_token_id"] = run.tokenizer.bos_id
-        export_tokenizer(run.tokenizer, folder)
+        export_tokenizer(run.tokenizer, folder, workdir)
     flat = {path: np.asarray(array) for path, array in tables.flatten(run.params).items()}
     safetensors_files.save(folder / safetensors_files.SINGLE, tables.write_tensors(family, config, flat))
-    preprocessor = settings.pop("preprocessor_config", None)
-    if preprocessor is not None:
-        (folder / PREPROCESSOR).write_text(json.dumps(preprocessor, indent=2) + "\n")
-    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    if "pooling_mode" in settings:
+        write_pooling(folder, settings.pop("pooling_mode"), config.model.d_model)
+    files = {name: settings.pop(name) for name in BESIDE if name in settings} | {"config": settings}
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     logger.info("checkpoint %s as a model of the family %s in %s", run.checkpoint["steps"], family.name, folder)
     return family
-
-
-def special_ids(tokenizer: Any) -> dict[str, int]:
-    """Those that a config.json names, without padding and the like that was chosen here for want of one."""
-    ids = {"eos": tokenizer.eos_id, "pad": tokenizer.pad_id, "bos": tokenizer.bos_id, "mask": tokenizer.mask_id}
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        given = json.loads(tokenizer.content)
-        ids = {name: given[f"{name}_id"] for name in ids}
-    if tokenizer.bos_id == tokenizer.pad_id:
-        ids["bos"] = None
-    return {f"{name}_token_id": number for name, number in ids.items() if number is not None}
-
-
-def export_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write ``tokenizer.json``, and which pieces are special, if the tokenizer was once read from such a file."""
-    if not isinstance(tokenizer, HuggingFaceTokenizer):
-        logger.warning("the tokenizer is no tokenizer.json: %s has none", folder)
-        return
-    content = json.loads(tokenizer.content)["tokenizer"]
-    (folder / "tokenizer.json").write_text(content, encoding="utf-8")
-    vocabulary = tokenizers.Tokenizer.from_str(content)
-    pieces = {key.removesuffix("_id"): vocabulary.id_to_token(i) for key, i in special_ids(tokenizer).items()}
-    named = {key: piece for key, piece in pieces.items() if piece is not None}
-    text = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **named}, ensure_ascii=False, indent=2)
-    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
 
 
 def written_config(config: Config) -> tuple[Family, dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Tensors in safetensors files: read one at a time, whatever their number of files, and written."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
+from transformer.interop.settings import Settings, read_json
 from transformer.types import UserError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -24,7 +24,7 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
 
     def __init__(self, folder: Path):
         self._files: dict[str, Any] = {}
-        for path in _files(folder):
+        for path, expected in _files(folder).items():
             try:
                 file = safetensors.safe_open(path, framework="np")
             except (OSError, safetensors.SafetensorError) as error:
@@ -33,6 +33,8 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
                 if name in self._files:
                     raise UserError(f"{path}: {name} is in another file of {folder} too")
                 self._files[name] = file
+            if missing := sorted(expected - set(file.keys())):
+                raise UserError(f"{path} has no {missing[0]}, which {folder / INDEX} says it has")
 
     def __getitem__(self, name: str) -> np.ndarray:
         tensor = np.asarray(self._files[name].get_tensor(name))
@@ -45,12 +47,16 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
         return len(self._files)
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path) -> dict[Path, set[str]]:
+    """The files, and the names of tensors that an index says are in each."""
     if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
+        return {folder / SINGLE: set()}
     if (folder / INDEX).is_file():
-        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        return [folder / name for name in sorted(set(names))]
+        places = Settings(read_json(folder / INDEX), str(folder / INDEX)).get("weight_map")
+        files: dict[Path, set[str]] = {folder / name: set() for name in sorted(set(places.values()))}
+        for tensor, name in places.items():
+            files[folder / name].add(tensor)
+        return files
     pickled = [name for name in PICKLED if (folder / name).exists()]
     if pickled:
         raise UserError(

@@ -1,6 +1,8 @@
 """Their config.json, of which no key is passed over."""
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from transformer.types import UserError
@@ -34,6 +36,21 @@ FIXED: Mapping[str, Any] = {
 """Keys of every family that must have one value, or be absent."""
 
 _REQUIRED = object()
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+      UserError: if it cannot be read, or holds something else than an object, or than a ``kind``.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, kind):
+        raise UserError(f"{path} must hold a JSON {'object' if kind is dict else 'list'}")
+    return found
 
 
 class Settings:
@@ -90,6 +107,14 @@ class Settings:
         self._asked.add(key)
         if key in self._values and self._values[key] not in allowed:
             raise self.refusal(key, self._values[key], f"only {' or '.join(map(str, allowed))}")
+
+    def file(self, key: str) -> "Settings":
+        """What a file beside this one says, which is the value of a key here, or nothing; null is as good as nothing.
+
+        It is a file of its own: :meth:`finish` is to be called on it too.
+        """
+        values = {name: value for name, value in self.get(key, {}).items() if value is not None}
+        return Settings(values, str(Path(self._path).with_name(f"{key}.json")))
 
     def harmless(self, *keys: str) -> None:
         """State that these keys change nothing here."""

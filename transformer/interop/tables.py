@@ -60,7 +60,7 @@ def read_params(
       origin: what the tensors were read from, for messages.
 
     Raises:
-      UserError: for a tensor that is missing, left over or of another shape, naming it.
+      UserError: for a tensor that is missing, left over, of another shape or not finite, naming it.
     """
     names = full_names(family, tensors)
     rows = covering_rows(family, config, shapes)
@@ -80,6 +80,8 @@ def read_params(
                     f"{origin}: {names[name]} is {list(tensor.shape)}, but the model of its config.json needs "
                     f"{list(expected)}"
                 )
+            if not np.isfinite(tensor).all():
+                raise UserError(f"{origin}: {names[name]} has numbers that are not finite: the file is damaged")
             for path, array in zip(row.ours, row.layout.to_ours(tensor, parts), strict=True):
                 params[path][layer if LAYER in row.theirs else ...] = array
     return params

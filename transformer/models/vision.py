@@ -18,7 +18,7 @@ from transformer.models.named_parts import check_names
 from transformer.models.stacks import Stack
 from transformer.types import UserError, one_of
 
-CUBIC_A = -0.75  # of the cubic convolution kernel; Keys 1981 has -0.5
+CUBIC_A, SMOOTHING_CUBIC_A = -0.75, -0.5  # of the cubic convolution kernel; Keys 1981 has -0.5
 
 
 class PatchEmbedding(nn.Module):
@@ -57,9 +57,11 @@ class GridPositions(nn.Module):
 class LearnedGrid(GridPositions):
     """A trained vector for the class token and for each place of a square grid.
 
-    For an image with another grid those of the places are interpolated, see ``bicubic_weights``.
+    For an image with another grid those of the places are interpolated, see ``bicubic_weights``: in models with
+    registers smoothed where they become fewer, as their published code does and that for others does not.
 
-    Reference: Dosovitskiy et al. 2021, sections 3.1 and 3.2 (fine-tuning at higher resolution).
+    Reference: Dosovitskiy et al. 2021, sections 3.1 and 3.2 (fine-tuning at higher resolution); Darcet et al. 2023, and
+    its code.
     """
 
     def setup(self) -> None:
@@ -77,7 +79,8 @@ class LearnedGrid(GridPositions):
         if (rows, columns) == (grid, grid):
             return self.embedding
         table_GGD = self.embedding[first:].reshape(grid, grid, -1)
-        weights = bicubic_weights(grid, rows), bicubic_weights(grid, columns)
+        smoothed = self.config.num_registers > 0
+        weights = (bicubic_weights(grid, side, smoothed=smoothed) for side in (rows, columns))
         places = jnp.einsum("rg,ch,ghd->rcd", *weights, table_GGD, precision=jax.lax.Precision.HIGHEST)
         return jnp.concatenate([self.embedding[:first], places.reshape(rows * columns, -1)])
 
@@ -215,25 +218,37 @@ def num_tokens(config: ModelConfig, height: int, width: int) -> int:
     return config.class_token + config.num_registers + rows * columns
 
 
-def bicubic_weights(size: int, new_size: int) -> np.ndarray:
+def bicubic_weights(size: int, new_size: int, *, smoothed: bool = False) -> np.ndarray:
     """Weights [new_size, size], float32, that interpolate ``size`` values in a row to ``new_size`` of them.
 
     Cubic convolution with a = -0.75 over the four nearest values, places being the middles of pixels, the values at the
     ends repeated beyond them, and no smoothing where there become fewer. This is ``interpolate(mode="bicubic",
     align_corners=False, antialias=False)`` of PyTorch. With a size that stays it is the identity.
 
+    Args:
+      smoothed: as with ``antialias=True`` there: a = -0.5, the kernel as many times as wide as values become fewer, and
+        nothing beyond the ends.
+
     Reference: Keys, Cubic convolution interpolation (1981).
     """
     places = (np.arange(new_size) + 0.5) * size / new_size - 0.5
+    if smoothed:
+        distances = (places[:, None] - np.arange(size)) / max(size / new_size, 1)
+        weights = cubic_kernel(distances, SMOOTHING_CUBIC_A)
+        return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
     below = np.floor(places).astype(int)
     weights = np.zeros((new_size, size))
     for tap in (-1, 0, 1, 2):
-        distance = np.abs(places - (below + tap))
-        near = (CUBIC_A + 2) * distance**3 - (CUBIC_A + 3) * distance**2 + 1
-        far = CUBIC_A * (distance**3 - 5 * distance**2 + 8 * distance - 4)
         columns = np.clip(below + tap, 0, size - 1)
-        np.add.at(weights, (np.arange(new_size), columns), np.where(distance <= 1, near, far))
+        np.add.at(weights, (np.arange(new_size), columns), cubic_kernel(places - (below + tap), CUBIC_A))
     return weights.astype(np.float32)
+
+
+def cubic_kernel(distances: np.ndarray, a: float) -> np.ndarray:
+    """The weight of a value at a distance, in steps from value to value: 1 at 0, 0 at 1 and from 2 on."""
+    x = np.abs(distances)
+    near, far = (a + 2) * x**3 - (a + 3) * x**2 + 1, a * (x**3 - 5 * x**2 + 8 * x - 4)
+    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
 
 def check_vision(config: ModelConfig) -> None:

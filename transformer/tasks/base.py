@@ -83,8 +83,8 @@ class BaseTask:
         return fingerprint
 
     def assets_fingerprint(self) -> str:
-        fingerprint: str = self.tokenizer.fingerprint
-        return fingerprint
+        """Of the tokenizers of all sides, each named once: tasks with one side and with two that are alike agree."""
+        return " ".join(dict.fromkeys(tokenizer.fingerprint for tokenizer in self._side_tokenizers()))
 
     def steps_per_epoch(self) -> int:
         number: int = self._training.num_batches

@@ -56,12 +56,12 @@ class ImageClassificationTask(BaseTask):
         check_augmentations(config.data)
         saved = None if assets is None else ImageClasses.load(assets)
         classes = self._source.classes() if saved is None else saved
-        size = config.data.image_size
+        self.classes, size = classes, config.data.image_size
         if size is not None:
-            classes = classes._replace(image_shape=(size, size, classes.image_shape[2]))
-        self.classes = classes
-        self._preparation = Preparation(config.data, classes.image_shape)
-        grid = config.model.position_grid or max(patch_grid(config.model, *classes.image_shape[:2]))
+            self.classes = classes._replace(image_shape=(size, size, classes.image_shape[2]))
+        self._preparation = Preparation(config.data, self.classes.image_shape)
+        trained = self.classes if saved is None else saved  # whose table does not change with data.image_size
+        grid = config.model.position_grid or max(patch_grid(config.model, *trained.image_shape[:2]))
         self.model = ImageClassifier(replace(config.model, position_grid=grid), len(classes.names))
 
     def _check_model(self, config: ModelConfig) -> None:

@@ -61,12 +61,18 @@ class SpanCorruptionTask(Seq2SeqTraining, DocumentTask):
             )
         super().__init__(config, assets)
         _, [num_spans] = span_counts(np.array([data.max_source_length - 1]), *self._noise)
-        missing = num_spans - len(self.tokenizer.sentinel_ids)
-        if missing > 0:
+        known = len(self.tokenizer.sentinel_ids)
+        if known < num_spans:
+            remedy = f"set data.extra_ids={data.extra_ids + num_spans - known}"
+            if assets is not None:
+                remedy = (
+                    f"it lacks <extra_id_{known}> to <extra_id_{num_spans - 1}>, and is that of the run or of the "
+                    "weights to start from; import these with the tokenizer that they were trained with: "
+                    "--tokenizer=FOLDER"
+                )
             raise UserError(
-                f"data.extra_ids={data.extra_ids} is too few: a text of data.max_source_length="
-                f"{data.max_source_length} loses {num_spans} spans, and the tokenizer has "
-                f"{len(self.tokenizer.sentinel_ids)} sentinels; set data.extra_ids={data.extra_ids + missing}"
+                f"a text of data.max_source_length={data.max_source_length} loses {num_spans} spans, and the tokenizer "
+                f"has {known} sentinels: {remedy}"
             )
         rows = embedding_rows(config.model, self.tokenizer.vocab_size)
         self.model = Seq2Seq(config.model, rows, rows)

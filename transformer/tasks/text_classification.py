@@ -149,8 +149,8 @@ class TextClassificationTask(BaseTask):
     ) -> dict[str, Any]:
         """Accuracy, macro-F1, and nats per example; beside them what always guessing one label would get.
 
-        ``accuracy_of_majority`` is for the label that is most frequent in the training split. ``outputs``: the
-        likeliest label of each example.
+        ``accuracy_of_majority`` is for the label that is most frequent in the training split, if that is known.
+        ``outputs``: the likeliest label of each example.
         """
         if isinstance(data, str):
             rows, labels = self._split(data)
@@ -166,12 +166,14 @@ class TextClassificationTask(BaseTask):
         if outputs is not None:
             lines = (escape_newlines(names[number]) + "\n" for number in found)
             outputs.write_text("".join(lines), encoding="utf-8")
-        return {
+        scores = {
             **score(confusion_counts(labels, found, len(names)), names),
-            "accuracy_of_majority": float(np.mean(labels == names.index(self.labels.most_frequent))),
             "nll": float(-np.mean(log_probs[np.arange(len(labels)), labels])),
             "num_truncated": int(rows.truncated.sum()),
         }
+        if self.labels.most_frequent is not None:
+            scores["accuracy_of_majority"] = float(np.mean(labels == names.index(self.labels.most_frequent)))
+        return scores
 
     def _log_probs(self, params: Params, rows: TokenRows) -> np.ndarray:
         """Log-probability of each label of each row, in nats: float64 [rows, labels]."""

@@ -132,8 +132,8 @@ class TokenClassificationTask(BaseTask):
     ) -> dict[str, Any]:
         """Accuracy, macro-F1, and nats per word, every word once; beside them what always guessing one label would get.
 
-        ``accuracy_of_majority`` and ``f1_of_majority`` are for the label that is most frequent in the training split.
-        ``outputs``: each text with the likeliest labels, or restored by them, on one line.
+        ``accuracy_of_majority`` and ``f1_of_majority`` are for the label that is most frequent in the training split,
+        if that is known. ``outputs``: each text with the likeliest labels, or restored by them, on one line.
         """
         if isinstance(data, str):
             texts, rows, labels = self._split(data)
@@ -149,13 +149,15 @@ class TokenClassificationTask(BaseTask):
         if outputs is not None:
             lines = self._render([text.words for text in texts], found)
             outputs.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        majority = np.full_like(labels, names.index(self.labels.most_frequent))
-        scores, baseline = (score(confusion_counts(labels, each, len(names)), names) for each in (found, majority))
-        return {
-            **scores,
-            **{f"{name}_of_majority": baseline[name] for name in ("accuracy", "f1")},
+        scores = {
+            **score(confusion_counts(labels, found, len(names)), names),
             "nll": float(-np.mean(log_probs[np.arange(len(labels)), labels])),
         }
+        if self.labels.most_frequent is not None:
+            majority = np.full_like(labels, names.index(self.labels.most_frequent))
+            baseline = score(confusion_counts(labels, majority, len(names)), names)
+            scores |= {f"{name}_of_majority": baseline[name] for name in ("accuracy", "f1")}
+        return scores
 
     def _log_probs(self, params: Params, rows: WordRows, num_words: int) -> np.ndarray:
         """Log-probability of each label of each word, in nats: float64 [words, labels]."""

@@ -59,9 +59,6 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
     def _source(self) -> ParallelSource:
         return make_source(self.config.data, self.config.seed)
 
-    def assets_fingerprint(self) -> str:
-        return " ".join(tokenizer.fingerprint for tokenizer in self._tokenizers)
-
     @functools.cached_property
     def _training(self) -> Pipeline:
         store = self._store(self._source, "train")

@@ -116,8 +116,8 @@ def read_parts(workdir: Path, config: Config, task: Task, own: Path) -> Params:
         differing = _differences(there[name], here[name])
         if differing:
             raise UserError(
-                f"training.initialize_from={workdir}: the part {name} is of another model: {differing[0]}; set the "
-                "keys of the model as they were there"
+                f"training.initialize_from={workdir}: the part {name} is of another model: {differing[0]}; "
+                f"--config=NAME.py:{workdir} takes over the keys of its model"
             )
     if not common:
         raise UserError(
@@ -147,8 +147,13 @@ def copy_tokenizer(workdir: Path, folder: Path) -> None:
         shutil.copy(path, folder)
 
 
+def same_assets(saved: str, present: str) -> bool:
+    """Whether two fingerprints name the same tokenizers, of which older checkpoints may name one twice."""
+    return list(dict.fromkeys(saved.split())) == list(dict.fromkeys(present.split()))
+
+
 def _require_tokenizer(workdir: Path, description: dict[str, Any], task: Task) -> None:
-    if description["metadata"]["assets_fingerprint"] != task.assets_fingerprint():
+    if not same_assets(description["metadata"]["assets_fingerprint"], task.assets_fingerprint()):
         raise UserError(
             f"the checkpoints in {workdir / CHECKPOINTS} were trained with another tokenizer than the one given; "
             "put the one they were trained with back"

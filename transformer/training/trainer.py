@@ -19,7 +19,7 @@ from transformer.progress import progress
 from transformer.tasks import check_training, make_task
 from transformer.training import workdir as workdirs
 from transformer.training.devices import peak_flops, select_platform
-from transformer.training.loading import copy_tokenizer, open_checkpoints, read_parts
+from transformer.training.loading import copy_tokenizer, open_checkpoints, read_parts, same_assets
 from transformer.training.metrics_log import MetricsLog
 from transformer.training.optimizers import make_optimizer
 from transformer.training.partitioning import LOGICAL_AXES, make_mesh, place_batch
@@ -150,9 +150,12 @@ class Trainer:
             if training.initialize_from is not None:
                 params = read_parts(Path(training.initialize_from), self.config, self.task, self.workdir)
             return init_state(self.task, self.optimizer, abstract, self.config.seed, params), 0.0
-        for name, found in self.fingerprints.items():
-            if restored.metadata[f"{name}_fingerprint"] != found:
-                what = "training data" if name == "data" else "tokenizer"
+        known, found = restored.metadata, self.fingerprints
+        for what, same in (
+            ("training data", known["data_fingerprint"] == found["data"]),
+            ("tokenizer", same_assets(known["assets_fingerprint"], found["assets"])),
+        ):
+            if not same:
                 raise UserError(
                     f"the {what} is not what checkpoint {restored.step} in {self.checkpoints.folder} was trained with; "
                     "put it back or use another --workdir"

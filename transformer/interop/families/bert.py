@@ -21,36 +21,33 @@ ARCHITECTURES = {
     "text_classification": "BertForSequenceClassification",
     "token_classification": "BertForTokenClassification",
 }
+POOLING = {"mean": "mean", "cls": "first"}  # sentence-transformers' names and ours
 
 
 def read_config(settings: Settings, names: frozenset[str]) -> Changes:
     """A model without a head becomes one of sentence embeddings, by the mean of the last layer unless the folder is
     one of sentence-transformers that says otherwise."""
-    for name in settings.get("architectures", None) or []:
-        if name not in (*ARCHITECTURES.values(), "BertForPreTraining"):
-            raise settings.refusal("architectures", name, f"{', '.join(ARCHITECTURES.values())}, BertForPreTraining")
-    if "cls.predictions.bias" in names:
-        task = "masked_lm"
-    elif "classifier.weight" in names:
-        pooled = "bert.pooler.dense.weight" in names
-        task = "text_classification" if pooled else "token_classification"
+    task = _task(settings, names)
+    if task in ("text_classification", "token_classification"):
         settings.require("problem_type", None, "single_label_classification")
-    else:
-        task = "sentence_embedding"
     settings.require("position_embedding_type", "absolute")
     settings.harmless(
         "classifier_dropout",
         "directionality",
         *(f"pooler_{key}" for key in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")),
     )
-    pooling = settings.choose("pooling_mode", {"mean": "mean", "cls": "first"}, "mean")
+    pooling = settings.choose("pooling_mode", POOLING, "mean")
     tied = settings.get("tie_word_embeddings", True)
     positions = settings.get("max_position_embeddings", 512)
+    limits = settings.file("sentence_bert_config")
+    longest = min(limits.get("max_seq_length", positions), positions)
+    limits.harmless("do_lower_case")  # it is the tokenizer's to do, and checked there
+    limits.finish()
     return {
         "task": task,
-        "data.max_source_length": positions,
-        "data.max_target_length": positions,
-        "decoding.max_source_length": positions,
+        "data.max_source_length": longest,
+        "data.max_target_length": longest,
+        "decoding.max_source_length": longest,
         "model.variant": "encoder_only",
         "model.vocab_size": settings.get("vocab_size"),
         "model.d_model": settings.get("hidden_size"),
@@ -75,10 +72,26 @@ def read_config(settings: Settings, names: frozenset[str]) -> Changes:
     }
 
 
+def _task(settings: Settings, names: frozenset[str]) -> str:
+    """By ``architectures``; in older files, which have none, by the tensors: there only whole texts need a pooler."""
+    tasks = {architecture: task for task, architecture in ARCHITECTURES.items()} | {"BertForPreTraining": "masked_lm"}
+    stated = settings.get("architectures", None) or []
+    for name in stated:
+        if name not in tasks:
+            raise settings.refusal("architectures", name, ", ".join(tasks))
+    if stated:
+        return tasks[stated[0]]
+    if "cls.predictions.bias" in names:
+        return "masked_lm"
+    if "classifier.weight" in names:
+        return "text_classification" if "bert.pooler.dense.weight" in names else "token_classification"
+    return "sentence_embedding"
+
+
 def write_config(config: Config) -> dict[str, Any]:
     model = config.model
     activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    return {
+    written = {
         "architectures": [ARCHITECTURES[config.task]],
         "model_type": "bert",
         "vocab_size": model.vocab_size,
@@ -95,6 +108,11 @@ def write_config(config: Config) -> dict[str, Any]:
         "hidden_dropout_prob": model.dropout_rate,
         "attention_probs_dropout_prob": model.attention_dropout_rate,
     }
+    if config.task != "sentence_embedding":
+        return written
+    limits = {"max_seq_length": config.data.max_source_length, "do_lower_case": False}
+    modes = {ours: theirs for theirs, ours in POOLING.items()}
+    return written | {"pooling_mode": modes[model.pooling], "sentence_bert_config": limits}
 
 
 def rows(config: Config) -> Sequence[Row]:

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformer.config import Config
-from transformer.interop.families.vit import attention_rows, embedding_rows, read_encoder, read_images, write_encoder
+from transformer.interop.families.vit import (
+    BICUBIC,
+    attention_rows,
+    embedding_rows,
+    read_encoder,
+    read_images,
+    write_encoder,
+)
 from transformer.interop.family import Changes, Family, Row, linear_rows, norm_rows
 from transformer.interop.layouts import as_is, flat, fused, leading, linear
 from transformer.interop.settings import Settings
@@ -14,16 +21,14 @@ ARCHITECTURES = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRe
 
 
 def read_config(settings: Settings, names: frozenset[str]) -> Changes:
-    """The sizes of images are those that the table of positions was trained for. At others it is interpolated as for
-    models without registers; those with them have it smoothed there, where images are smaller.
-    """
+    """Images mostly are of another size than the table of positions was trained for, to which it is interpolated."""
     kind, d_model, ratio = settings.get("model_type"), settings.get("hidden_size"), settings.get("mlp_ratio", 4)
     settings.require("architectures", None, [ARCHITECTURES[kind]])
     settings.harmless("apply_layernorm", "out_features", "out_indices", "reshape_hidden_states", "stage_names")
     settings.harmless("use_mask_token")
     gated = settings.get("use_swiglu_ffn", False)
     changes = {
-        **read_images(settings, patch_size=14, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+        **read_images(settings, patch_size=14, resample=BICUBIC, mean=IMAGENET_MEAN, std=IMAGENET_STD),
         **read_encoder(settings),
         "model.d_ff": gated_width(d_model, float(ratio)) if gated else int(d_model * ratio),
         "model.norm_epsilon": settings.get("layer_norm_eps", 1e-6),

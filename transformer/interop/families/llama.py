@@ -118,6 +118,8 @@ def _rotary(settings: Settings, positions: int) -> Changes:
     settings.require("partial_rotary_factor", None, 1.0)
     if kind != "default" and factor is None:
         raise settings.refusal(f"{key}.factor", None, f"with rope_type={kind} only a number")
+    if factor == 1:  # which stretches nothing
+        kind, original = "default", positions
     return {
         "model.rotary_theta": theta,
         "model.rotary_scaling": "none" if kind == "default" else kind,

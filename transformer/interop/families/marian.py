@@ -72,9 +72,9 @@ def read_config(settings: Settings, names: frozenset[str]) -> Changes:
 
 
 def write_config(config: Config) -> dict[str, Any]:
-    model = config.model
+    model, decoding = config.model, config.decoding
     activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    return {
+    written = {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "is_encoder_decoder": True,
@@ -97,6 +97,9 @@ def write_config(config: Config) -> dict[str, Any]:
         "attention_dropout": model.attention_dropout_rate,
         "activation_dropout": model.activation_dropout_rate,
     }
+    if decoding.method == "beam" and decoding.length_penalty == "power":
+        written |= {"num_beams": decoding.beam_size, "length_penalty": decoding.alpha}
+    return written
 
 
 def rows(config: Config) -> Sequence[Row]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from transformer.config import Config, DataConfig
+from transformer.config import IMAGE_RESAMPLINGS, Config, DataConfig
 from transformer.interop.family import Changes, Family, Row, linear_rows, norm_rows
 from transformer.interop.layouts import as_is, leading, transposed
 from transformer.interop.settings import Settings
@@ -16,6 +16,7 @@ ACTIVATIONS = {
     "silu": "silu",
 }
 PROJECTIONS = ("query", "key", "value", "output")
+BILINEAR, BICUBIC = (IMAGE_RESAMPLINGS.index(name) for name in ("bilinear", "bicubic"))
 
 
 def read_config(settings: Settings, names: frozenset[str]) -> Changes:
@@ -24,41 +25,66 @@ def read_config(settings: Settings, names: frozenset[str]) -> Changes:
     settings.require("problem_type", None, "single_label_classification")
     settings.harmless("encoder_stride", "pooler_output_size", "pooler_act")
     return {
-        **read_images(settings, patch_size=16, mean=(0.5,), std=(0.5,)),
+        **read_images(settings, patch_size=16, resample=BILINEAR, mean=(0.5,), std=(0.5,)),
         **read_encoder(settings),
         "model.d_ff": settings.get("intermediate_size"),
         "model.norm_epsilon": settings.get("layer_norm_eps", 1e-12),
     }
 
 
-def read_images(settings: Settings, *, patch_size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Changes:
-    """The sizes of images, of patches and of the table of positions, and how pixels are normalised.
+def read_images(
+    settings: Settings, *, patch_size: int, resample: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Changes:
+    """The sizes of patches and of the table of positions, and how images are prepared: scaled, cut, normalised.
 
-    The last stands in ``preprocessor_config.json``. Where that scales images by their shorter side and cuts a square
-    out of them, here they are scaled to the square.
+    The last stands in ``preprocessor_config.json``.
 
     Args:
-      patch_size, mean, std: if no file says.
+      patch_size, resample, mean, std: if no file says.
     """
     size, patch = (_side(settings, key, usual) for key, usual in (("image_size", 224), ("patch_size", patch_size)))
     if size % patch:
         raise settings.refusal("image_size", size, f"multiples of patch_size={patch}")
     settings.require("num_channels", 1, 3)
-    prepared = settings.get("preprocessor_config", {})
-    scale = prepared.get("rescale_factor", 1 / 255) if prepared.get("do_rescale", True) else 1.0
+    prepared = settings.file("preprocessor_config")
+    for key in ("do_resize", "do_rescale"):
+        prepared.require(key, True)
+    for key in ("do_pad", "do_flip_channel_order", "offset"):
+        prepared.require(key, False)
+    prepared.harmless("image_processor_type", "feature_extractor_type", "processor_class", "do_convert_rgb")
+    prepared.harmless("data_format", "default_to_square", "_valid_processor_keys")
+    scale = prepared.get("rescale_factor", 1 / 255)
     if abs(255 * scale - 1) > 1e-6:
-        raise settings.refusal("preprocessor_config.rescale_factor", scale, "only 1/255")
-    if prepared.get("do_normalize", True):
-        mean, std = _tuple(prepared.get("image_mean", mean)), _tuple(prepared.get("image_std", std))
-    else:
+        raise prepared.refusal("rescale_factor", scale, "only 1/255")
+    mean, std = (_tuple(prepared.get(key, usual)) for key, usual in (("image_mean", mean), ("image_std", std)))
+    if not prepared.get("do_normalize", True):
         mean, std = (0.0,), (1.0,)
-    return {
-        "data.image_size": size,
+    seen = _read_size(prepared, size)
+    if seen["data.image_size"] % patch:
+        raise prepared.refusal("size", seen["data.image_size"], f"multiples of patch_size={patch}")
+    changes = {
+        **seen,
+        "data.image_resampling": prepared.choose("resample", dict(enumerate(IMAGE_RESAMPLINGS)), resample),
         "data.image_mean": mean,
         "data.image_std": std,
         "model.patch_size": patch,
         "model.position_grid": size // patch,
     }
+    prepared.finish()
+    return changes
+
+
+def _read_size(prepared: Settings, usual: int) -> Changes:
+    """How large images are made: squares at once, or by their shorter side, and then a square is cut out."""
+    if not prepared.get("do_center_crop", False):
+        prepared.harmless("crop_size")
+        return {"data.image_size": _side(prepared, "size", usual)}
+    size = prepared.get("size")
+    shorter = size.get("shortest_edge") if isinstance(size, dict) and len(size) == 1 else size
+    square = _side(prepared, "crop_size")
+    if not isinstance(shorter, int) or shorter < square:
+        raise prepared.refusal("size", size, f"with do_center_crop only a shortest_edge of at least {square}")
+    return {"data.image_size": square, "data.image_crop": square / shorter}
 
 
 def read_encoder(settings: Settings) -> Changes:
@@ -81,13 +107,15 @@ def read_encoder(settings: Settings) -> Changes:
     }
 
 
-def _side(settings: Settings, key: str, default: int) -> int:
+def _side(settings: Settings, key: str, *default: int) -> int:
     """Of a square, given by its side or by both."""
-    value = settings.get(key, default)
-    sides = set(value) if isinstance(value, (list, tuple)) else {value}
-    if len(sides) > 1:
+    value = settings.get(key, *default)
+    sides = value if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, dict):
+        sides = [value.get("height"), value.get("width")]
+    if len(set(sides)) != 1 or not isinstance(sides[0], int):
         raise settings.refusal(key, value, "only squares")
-    side: int = sides.pop()
+    side: int = sides[0]
     return side
 
 
@@ -127,10 +155,16 @@ def write_encoder(config: Config) -> dict[str, Any]:
 
 def _preprocessor_config(data: DataConfig, size: int) -> dict[str, Any]:
     mean, std = (values[0] if len(values) == 1 else list(values) for values in (data.image_mean, data.image_std))
+    square = {"height": size, "width": size}
+    sizes: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": square}
+    if data.image_crop is not None:
+        shorter = {"shortest_edge": round(size / data.image_crop)}
+        sizes = {"image_processor_type": "BitImageProcessor", "size": shorter}
+        sizes |= {"do_center_crop": True, "crop_size": square}
     return {
-        "image_processor_type": "ViTImageProcessor",
+        **sizes,
         "do_resize": True,
-        "size": {"height": size, "width": size},
+        "resample": IMAGE_RESAMPLINGS.index(data.image_resampling),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
