@@ -79,6 +79,7 @@ class ModelConfig:
     num_heads: int = 8
     num_kv_heads: Optional[int] = None  # key/value heads, each shared by num_heads / num_kv_heads; None: num_heads
     head_dim: Optional[int] = None  # None: d_model / num_heads
+    qk_head_dim: Optional[int] = None  # of queries and keys, where it is less than that of values; None: head_dim
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
     norm: str = "layer_norm"  # layer_norm | rms_norm
@@ -92,7 +93,7 @@ class ModelConfig:
     attention_pattern: tuple[str, ...] = ("local",)  # local | global, one for each layer, repeated over the depth
     attention_logit_softcap: Optional[float] = None  # logits become cap * tanh(logits / cap); None: they stay
     attention_biases: tuple[str, ...] = ("query", "key", "value", "output")  # the projections that have one
-    scale_attention: bool = True  # divide the dot products by sqrt(head_dim)
+    scale_attention: bool = True  # divide the dot products by the root of the size of queries and keys
     # decoder_only: the start of a row, so much as the seed draws, is seen whole from everywhere and not predicted; in
     # use, what is given
     prefix_lm: bool = False
@@ -100,7 +101,7 @@ class ModelConfig:
     position_encoding: str = "sinusoidal"  # the names in models/positions.py; for images learned | sincos_2d | none
     max_positions: int = 1_024  # learned: size of the table
     rotary_theta: float = 10_000.0  # rotary: the longest wavelength is 2 pi theta
-    rotary_fraction: float = 1.0  # rotary: the share of head_dim that is turned
+    rotary_fraction: float = 1.0  # rotary: the share of a head's queries and keys that is turned
     rotary_scaling: str = "none"  # rotary: none | linear | ntk | llama3 | yarn, for longer texts than in training
     rotary_scaling_factor: float = 1.0  # rotary: how many times as long
     rotary_original_length: int = 512  # rotary: length in training; llama3 and yarn need it
@@ -140,6 +141,11 @@ class ModelConfig:
     def head_size(self) -> int:
         """``head_dim``, or what it is by default."""
         return self.head_dim or self.d_model // self.num_heads
+
+    @property
+    def qk_head_size(self) -> int:
+        """``qk_head_dim``, or what it is by default."""
+        return self.qk_head_dim or self.head_size
 
     @property
     def kv_heads(self) -> int:
@@ -521,10 +527,10 @@ def _check_attention(model: ModelConfig) -> None:
         _one_of("model.attention_biases", name, ("query", "key", "value", "output"))
     _one_of("model.rotary_scaling", model.rotary_scaling, ("none", "linear", "ntk", "llama3", "yarn"))
     if model.position_encoding == "rotary":
-        turned = model.head_size * model.rotary_fraction
-        if turned != int(turned) or turned % 2 or not 2 <= turned <= model.head_size:
+        turned = model.qk_head_size * model.rotary_fraction
+        if turned != int(turned) or turned % 2 or not 2 <= turned <= model.qk_head_size:
             raise UserError(
-                f"model.rotary_fraction={model.rotary_fraction} of a head of {model.head_size} is {turned:g} "
+                f"model.rotary_fraction={model.rotary_fraction} of a head of {model.qk_head_size} is {turned:g} "
                 "components; it must be an even number of them, at least 2"
             )
         if model.rotary_scaling == "ntk" and turned == 2:
