@@ -53,7 +53,10 @@ class DataConfig:
     # bucket (a pair or document a row, few shapes) | pack (several a row, one shape; none sees another) |
     # stream (language_modeling: all documents as one text, cut into rows)
     batching: str = "bucket"
-    tokens_per_batch: int = 25_000  # positions on each side of one update's batch, over all devices
+    tokens_per_batch: int = 25_000  # on the larger side of one update's batch, over all devices
+    # tokens_per_batch is of positions, padding included: no batch has more. False: of real tokens, on average over an
+    # epoch, as in the paper; Tensor2Tensor and fairseq count positions, and for each device
+    count_padding: bool = True
     max_source_length: int = 256  # tokens, EOS included; longer training pairs are dropped and counted
     max_target_length: int = 256  # language_modeling: of a row; longer documents are cut (stream: wherever it falls)
     noise_density: float = 0.15  # masked_lm, span_corruption: the share of the tokens to be guessed
@@ -168,6 +171,9 @@ class TrainingConfig:
     weight_decay: float = 0.0  # adamw, adafactor, lion: on matrices only
     gradient_clip: Optional[float] = None  # largest global norm; None: no clipping
     accumulation_steps: int = 1  # an update's batch is computed in so many parts
+    # positions on the longer side that a device computes at a time: a batch that has more for each device is computed
+    # in as many parts as that takes; None: in accumulation_steps parts
+    max_tokens_per_device: Optional[int] = None
     ema_decay: Optional[float] = None  # of the exponential moving average of the weights; None: none is kept
     label_smoothing: float = 0.1
     label_smoothing_form: str = "uniform"  # the names in tasks/losses.py
@@ -251,11 +257,12 @@ HARMLESS_KEYS = (
     "training.keep_checkpoints",
     "training.best_metric",
     "training.max_minutes",
+    "training.max_tokens_per_device",  # of dropout it draws another pattern, as another number of devices does then
     "training.preempted_exit_code",
 )
 """Keys, or sections, that may change when a run is continued: they leave the parameters as they are."""
 
-SCHEDULES_FREE_OF_NUM_STEPS = ("paper", "inverse_square_root", "constant")
+SCHEDULES_FREE_OF_NUM_STEPS = ("paper", "inverse_square_root", "constant_inverse_square_root", "constant")
 """Under these schedules ``training.num_steps`` may change too."""
 
 
@@ -370,6 +377,23 @@ def check(config: Config) -> None:
             raise UserError(
                 f"data.{key}={getattr(data, key)} does not fit into data.tokens_per_batch={data.tokens_per_batch}; "
                 "make the batch larger or the limit smaller"
+            )
+        limit = training.max_tokens_per_device
+        if limit is not None and getattr(data, key) > limit:
+            raise UserError(
+                f"training.max_tokens_per_device={limit} is less than a row of data.{key}={getattr(data, key)} "
+                "tokens; make it larger or the rows shorter"
+            )
+    if training.max_tokens_per_device is not None:
+        if training.accumulation_steps != 1:
+            raise UserError(
+                f"training.accumulation_steps={training.accumulation_steps} would follow from "
+                f"training.max_tokens_per_device={training.max_tokens_per_device}; set one of them"
+            )
+        if config.task in ("image_classification", "sentence_embedding"):
+            raise UserError(
+                f"training.max_tokens_per_device: of task={config.task} the parts of a batch are no matter of tokens; "
+                "use training.accumulation_steps"
             )
     _at_least("data.prefetch_batches", data.prefetch_batches, 0)
     for key in ("validation_share", "test_share"):
@@ -503,6 +527,11 @@ def _check_attention(model: ModelConfig) -> None:
         raise UserError(
             f"model.num_heads={model.num_heads} does not divide model.d_model={model.d_model}; "
             f"use one of {', '.join(divisors)}, or state model.head_dim"
+        )
+    if model.qk_head_dim is not None and not 1 <= model.qk_head_dim <= model.head_size:
+        raise UserError(
+            f"model.qk_head_dim={model.qk_head_dim} must lie in 1 to the size of a head's values, {model.head_size}; "
+            "set model.head_dim too"
         )
     if model.num_kv_heads is not None:
         divisors = [str(n) for n in range(1, model.num_heads + 1) if model.num_heads % n == 0]
