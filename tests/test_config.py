@@ -94,6 +94,9 @@ def test_there_and_back():
         ("model.dropout_rate", 1.0, r"model\.dropout_rate=1\.0 must be at least 0 and below 1"),
         ("data.joint_vocabulary", False, r"model\.shared_embeddings=all needs one vocabulary"),
         ("data.tokens_per_batch", 100, r"does not fit into data\.tokens_per_batch=100"),
+        ("training.max_tokens_per_device", 255, r"=255 is less than a row of data\.max_source_length=256 tokens"),
+        ("model.qk_head_dim", 65, r"model\.qk_head_dim=65 must lie in 1 to the size of a head's values, 64"),
+        ("model.qk_head_dim", 0, "must lie in 1 to"),
         ("data.train_weights", (1, 2), r"one number for each of data\.train"),
         ("data.train_weights", (0,), "whole numbers from 1 up"),
         ("data.image_resampling", "cubic", r"did you mean bicubic\?"),
@@ -155,6 +158,18 @@ def test_values_that_do_not_go_together(changes, message):
     config = default_config()
     config.model.update(changes)
     with pytest.raises(UserError, match=message):
+        from_config_dict(config)
+
+
+def test_parts_follow_from_one_key_and_from_tokens():
+    config = changed("training.max_tokens_per_device", 1_024)
+    assert from_config_dict(config).training.max_tokens_per_device == 1_024
+    config.training.accumulation_steps = 2
+    with pytest.raises(UserError, match=r"accumulation_steps=2 would follow from training\.max_tokens_per_device=1024"):
+        from_config_dict(config)
+    config.training.accumulation_steps = 1
+    config.task = "image_classification"
+    with pytest.raises(UserError, match=r"task=image_classification .* use training\.accumulation_steps"):
         from_config_dict(config)
 
 

@@ -53,7 +53,10 @@ class DataConfig:
     # bucket (a pair or document a row, few shapes) | pack (several a row, one shape; none sees another) |
     # stream (language_modeling: all documents as one text, cut into rows)
     batching: str = "bucket"
-    tokens_per_batch: int = 25_000  # positions on each side of one update's batch, over all devices
+    tokens_per_batch: int = 25_000  # on the larger side of one update's batch, over all devices
+    # tokens_per_batch is of positions, padding included: no batch has more. False: of real tokens, on average over an
+    # epoch, as in the paper; Tensor2Tensor and fairseq count positions, and for each device
+    count_padding: bool = True
     max_source_length: int = 256  # tokens, EOS included; longer training pairs are dropped and counted
     max_target_length: int = 256  # language_modeling: of a row; longer documents are cut (stream: wherever it falls)
     noise_density: float = 0.15  # masked_lm, span_corruption: the share of the tokens to be guessed
@@ -82,6 +85,7 @@ class ModelConfig:
     num_heads: int = 8
     num_kv_heads: Optional[int] = None  # key/value heads, each shared by num_heads / num_kv_heads; None: num_heads
     head_dim: Optional[int] = None  # None: d_model / num_heads
+    qk_head_dim: Optional[int] = None  # of queries and keys, where it is less than that of values; None: head_dim
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
     norm: str = "layer_norm"  # layer_norm | rms_norm
@@ -95,7 +99,7 @@ class ModelConfig:
     attention_pattern: tuple[str, ...] = ("local",)  # local | global, one for each layer, repeated over the depth
     attention_logit_softcap: Optional[float] = None  # logits become cap * tanh(logits / cap); None: they stay
     attention_biases: tuple[str, ...] = ("query", "key", "value", "output")  # the projections that have one
-    scale_attention: bool = True  # divide the dot products by sqrt(head_dim)
+    scale_attention: bool = True  # divide the dot products by the root of the size of queries and keys
     # decoder_only: the start of a row, so much as the seed draws, is seen whole from everywhere and not predicted; in
     # use, what is given
     prefix_lm: bool = False
@@ -103,7 +107,7 @@ class ModelConfig:
     position_encoding: str = "sinusoidal"  # the names in models/positions.py; for images learned | sincos_2d | none
     max_positions: int = 1_024  # learned: size of the table
     rotary_theta: float = 10_000.0  # rotary: the longest wavelength is 2 pi theta
-    rotary_fraction: float = 1.0  # rotary: the share of head_dim that is turned
+    rotary_fraction: float = 1.0  # rotary: the share of a head's queries and keys that is turned
     rotary_scaling: str = "none"  # rotary: none | linear | ntk | llama3 | yarn, for longer texts than in training
     rotary_scaling_factor: float = 1.0  # rotary: how many times as long
     rotary_original_length: int = 512  # rotary: length in training; llama3 and yarn need it
@@ -145,6 +149,11 @@ class ModelConfig:
         return self.head_dim or self.d_model // self.num_heads
 
     @property
+    def qk_head_size(self) -> int:
+        """``qk_head_dim``, or what it is by default."""
+        return self.qk_head_dim or self.head_size
+
+    @property
     def kv_heads(self) -> int:
         """``num_kv_heads``, or what it is by default."""
         return self.num_kv_heads or self.num_heads
@@ -165,6 +174,9 @@ class TrainingConfig:
     weight_decay: float = 0.0  # adamw, adafactor, lion: on matrices only
     gradient_clip: Optional[float] = None  # largest global norm; None: no clipping
     accumulation_steps: int = 1  # an update's batch is computed in so many parts
+    # positions on the longer side that a device computes at a time: a batch that has more for each device is computed
+    # in as many parts as that takes; None: in accumulation_steps parts
+    max_tokens_per_device: Optional[int] = None
     ema_decay: Optional[float] = None  # of the exponential moving average of the weights; None: none is kept
     label_smoothing: float = 0.1
     label_smoothing_form: str = "uniform"  # the names in tasks/losses.py
@@ -255,6 +267,7 @@ HARMLESS_KEYS = (
     "training.keep_checkpoints",
     "training.best_metric",
     "training.max_minutes",
+    "training.max_tokens_per_device",  # of dropout it draws another pattern, as another number of devices does then
     "training.preempted_exit_code",
 )
 """Keys, or sections, that may change when a run is continued: they leave the parameters as they are."""
@@ -271,7 +284,7 @@ COMPUTATION_KEYS = (
 """Keys that a trained model may be run under with other values: its parameters know nothing of them. So other kernels
 serve where those of its training cannot, and longer texts or larger images can be read."""
 
-SCHEDULES_FREE_OF_NUM_STEPS = ("paper", "inverse_square_root", "constant")
+SCHEDULES_FREE_OF_NUM_STEPS = ("paper", "inverse_square_root", "constant_inverse_square_root", "constant")
 """Under these schedules ``training.num_steps`` may change too."""
 
 
@@ -397,6 +410,23 @@ def check(config: Config) -> None:
             raise UserError(
                 f"data.{key}={getattr(data, key)} does not fit into data.tokens_per_batch={data.tokens_per_batch}; "
                 "make the batch larger or the limit smaller"
+            )
+        limit = training.max_tokens_per_device
+        if limit is not None and getattr(data, key) > limit:
+            raise UserError(
+                f"training.max_tokens_per_device={limit} is less than a row of data.{key}={getattr(data, key)} "
+                "tokens; make it larger or the rows shorter"
+            )
+    if training.max_tokens_per_device is not None:
+        if training.accumulation_steps != 1:
+            raise UserError(
+                f"training.accumulation_steps={training.accumulation_steps} would follow from "
+                f"training.max_tokens_per_device={training.max_tokens_per_device}; set one of them"
+            )
+        if config.task in ("image_classification", "sentence_embedding"):
+            raise UserError(
+                f"training.max_tokens_per_device: of task={config.task} the parts of a batch are no matter of tokens; "
+                "use training.accumulation_steps"
             )
     _at_least("data.prefetch_batches", data.prefetch_batches, 0)
     for key in ("validation_share", "test_share"):
@@ -540,6 +570,11 @@ def _check_attention(model: ModelConfig) -> None:
             f"model.num_heads={model.num_heads} does not divide model.d_model={model.d_model}; "
             f"use one of {', '.join(divisors)}, or state model.head_dim"
         )
+    if model.qk_head_dim is not None and not 1 <= model.qk_head_dim <= model.head_size:
+        raise UserError(
+            f"model.qk_head_dim={model.qk_head_dim} must lie in 1 to the size of a head's values, {model.head_size}; "
+            "set model.head_dim too"
+        )
     if model.num_kv_heads is not None:
         divisors = [str(n) for n in range(1, model.num_heads + 1) if model.num_heads % n == 0]
         if str(model.num_kv_heads) not in divisors:
@@ -575,10 +610,10 @@ def _check_attention(model: ModelConfig) -> None:
             if idle:
                 raise UserError(f"model.rotary_scaling={model.rotary_scaling} does nothing with model.{key}={value}")
     if model.position_encoding == "rotary":
-        turned = model.head_size * model.rotary_fraction
-        if turned != int(turned) or turned % 2 or not 2 <= turned <= model.head_size:
+        turned = model.qk_head_size * model.rotary_fraction
+        if turned != int(turned) or turned % 2 or not 2 <= turned <= model.qk_head_size:
             raise UserError(
-                f"model.rotary_fraction={model.rotary_fraction} of a head of {model.head_size} is {turned:g} "
+                f"model.rotary_fraction={model.rotary_fraction} of a head of {model.qk_head_size} is {turned:g} "
                 "components; it must be an even number of them, at least 2"
             )
         if model.rotary_scaling == "ntk" and turned == 2:

@@ -16,16 +16,19 @@ from hypothesis import strategies as st
 from tests.shared_data import shared_data
 from transformer.config import DataConfig
 from transformer.data import batching
-from transformer.data.batching import choose_bounds, evaluation_plan, training_plan
+from transformer.data.batching import choose_bounds, describe, evaluation_plan, training_plan
 from transformer.types import UserError
 
 BATCHINGS = pytest.mark.parametrize("kind", ["bucket", "pack"])
 
 
-def config_of(kind: str, tokens: int = 53, source: int = 23, target: int = 19, buckets: int = 3) -> DataConfig:
+def config_of(
+    kind: str, tokens: int = 53, source: int = 23, target: int = 19, buckets: int = 3, count_padding: bool = True
+) -> DataConfig:
     return DataConfig(
         batching=kind,
         tokens_per_batch=tokens,
+        count_padding=count_padding,
         max_source_length=source,
         max_target_length=target,
         num_buckets=buckets,
@@ -75,8 +78,8 @@ lengths_with_repeats = st.lists(st.tuples(st.integers(1, 27), st.integers(1, 27)
 
 
 @BATCHINGS
-@given(lengths_with_repeats, st.integers(23, 211), st.integers(1, 5), st.integers(0, 7))
-def test_every_kept_pair_comes_exactly_as_often_as_it_repeats(kind, triples, tokens, buckets, seed):
+@given(lengths_with_repeats, st.integers(23, 211), st.booleans(), st.integers(1, 5), st.integers(0, 7))
+def test_every_kept_pair_comes_exactly_as_often_as_it_repeats(kind, triples, tokens, count_padding, buckets, seed):
     source, target = arrays([triple[:2] for triple in triples])
     repeats = np.array([triple[2] for triple in triples], np.int32)
     wanted = {
@@ -84,7 +87,7 @@ def test_every_kept_pair_comes_exactly_as_often_as_it_repeats(kind, triples, tok
         for index, (s, t, times) in enumerate(triples)
         if 2 <= s <= 23 and 2 <= t <= 19 and times  # EOS alone is an empty line
     }
-    config = config_of(kind, tokens=tokens, buckets=buckets)
+    config = config_of(kind, tokens=tokens, buckets=buckets, count_padding=count_padding)
     if not wanted:
         with pytest.raises(UserError, match=r"data\.max_source_length and data\.max_target_length"):
             training_plan(config, source, target, seed, repeats)
@@ -103,17 +106,53 @@ def test_every_kept_pair_comes_exactly_as_often_as_it_repeats(kind, triples, tok
         assert dict(zip(*np.unique(read, return_counts=True), strict=True)) == wanted
         positions = sum(rows * (s + t) for rows, s, t in (layout.shape for layout in layouts))
         assert plan.padding_share() == pytest.approx(1 - (source[read].sum() + target[read].sum()) / positions)
+        means = source[read].sum() / len(layouts), target[read].sum() / len(layouts)
+        assert plan.mean_tokens() == pytest.approx(means)
+
+
+def text_lengths(typical: float, spread: float, ratio: float, count: int = 40_000) -> tuple[np.ndarray, np.ndarray]:
+    """Lognormal lengths of source and target, the latter so many times as long and somewhat off."""
+    rng = np.random.default_rng(0)
+    source = typical * np.exp(rng.normal(0, spread, count))
+    target = source * ratio * np.exp(rng.normal(0, 0.2, count))
+    return tuple(np.clip(side, 2, 300).astype(np.int32) for side in (source, target))
 
 
 @BATCHINGS
-def test_a_batch_is_a_pure_function_of_seed_and_step(kind):
+@pytest.mark.parametrize(
+    ("lengths", "tokens"),
+    [
+        ((13, 0.3, 1.05), 2_560),  # captions: Multi30k
+        ((13, 0.3, 1.05), 12_500),
+        ((25, 0.8, 1.0), 12_500),  # a long tail: WMT
+        ((25, 0.8, 1.4), 4_096),  # the target longer
+        ((25, 0.8, 0.6), 4_096),  # the source
+    ],
+)
+def test_batches_of_real_tokens_have_as_many_on_average(kind, lengths, tokens):
+    source, target = text_lengths(*lengths)
+    plan = training_plan(config_of(kind, tokens, 256, 256, buckets=8, count_padding=False), source, target, seed=0)
+    for epoch in (0, 2):
+        layouts = epoch_of(plan, epoch)
+        larger = [max(source[one.examples].sum(), target[one.examples].sum()) for one in layouts]
+        assert np.mean(larger) == pytest.approx(tokens, rel=0.03)
+        assert max(larger) < 1.5 * tokens
+        assert all(one.rows.max() < one.shape[0] for one in layouts)
+    source_mean, target_mean = (f"{round(number):,}" for number in plan.mean_tokens())
+    assert f"a batch has on average {source_mean} source and {target_mean} target tokens" in describe(plan)
+
+
+@pytest.mark.parametrize("count_padding", [True, False])
+@BATCHINGS
+def test_a_batch_is_a_pure_function_of_seed_and_step(kind, count_padding):
     source, target = random_lengths(401)
-    plans = [training_plan(config_of(kind), source, target, seed=5) for _ in range(2)]
+    config = config_of(kind, count_padding=count_padding)
+    plans = [training_plan(config, source, target, seed=5) for _ in range(2)]
     steps = list(range(3 * plans[0].num_batches))
     forward = {step: plans[0].batch(step) for step in steps}
     np.random.default_rng(1).shuffle(steps)
     assert all(same(plans[1].batch(step), forward[step]) for step in steps)
-    other = training_plan(config_of(kind), source, target, seed=6)
+    other = training_plan(config, source, target, seed=6)
     assert not any(np.array_equal(other.batch(step).examples, forward[step].examples) for step in steps)
 
 

@@ -10,6 +10,7 @@ from transformer.config import ModelConfig
 from transformer.models.attention import attend
 from transformer.models.feed_forward import ACTIVATIONS, FeedForward
 from transformer.models.masks import AttentionMask
+from transformer.models.multi_head_attention import MultiHeadAttention
 from transformer.models.norms import norm
 from transformer.models.seq2seq import branch_scales
 from transformer.training.partitioning import unbox
@@ -142,3 +143,30 @@ def test_the_scale_keeps_the_softmax_from_saturating():
         float(attend(query, key, values, AttentionMask(), scale=scale).max(-1).mean()) for scale in (None, 1.0)
     ]  # fmt: skip
     assert largest[0] < 0.4 and largest[1] > 0.9
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_queries_and_keys_may_be_smaller_than_values(scaled):
+    """Two heads of 3 components for the dot products and 7 for what is summed up, by the equation."""
+    attention = MultiHeadAttention(config(qk_head_dim=3, scale_attention=scaled))
+    rng = np.random.default_rng(0)
+    x_BTD = jnp.asarray(rng.normal(size=(2, 5, 14)), jnp.float32)
+
+    def forward(module, x_BTD):
+        key_value = module.key_value(x_BTD)
+        return module(x_BTD, *key_value, AttentionMask(), implementation="dense", deterministic=True)
+
+    params = unbox(attention.init(jax.random.key(0), x_BTD, method=forward))["params"]
+    params = jax.tree.map(lambda leaf: leaf + rng.normal(size=leaf.shape).astype(np.float32), params)
+    assert {name: part["bias"].shape for name, part in params.items()} == {
+        "query": (2, 3), "key": (2, 3), "value": (2, 7), "output": (14,),
+    }  # fmt: skip
+    query, key, value = (
+        np.einsum("btd,dhk->bhtk", x_BTD, part["kernel"]) + part["bias"][:, None]
+        for part in (params[name] for name in ("query", "key", "value"))
+    )
+    logits = query @ key.swapaxes(-1, -2) / (3**0.5 if scaled else 1)
+    summed = np.asarray(jax.nn.softmax(logits)) @ value
+    expected = np.einsum("bhtk,hkd->btd", summed, params["output"]["kernel"]) + params["output"]["bias"]
+    found = attention.apply({"params": params}, x_BTD, method=forward)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -60,8 +60,9 @@ VARIANTS = {
     "alibi, one key/value head, DeepNorm, normalised queries and keys, no scale": config(
         position_encoding="alibi", num_kv_heads=1, norm_placement="deep_norm", qk_norm=True, scale_attention=False
     ),
-    "learned, experts in every second layer": config(
+    "learned, experts in every second layer, queries smaller than values": config(
         position_encoding="learned",
+        qk_head_dim=5,
         max_positions=11,
         num_experts=3,
         experts_every=2,
@@ -386,3 +387,14 @@ def test_flops_are_those_that_xla_counts_without_a_scan():
     ends = B * 2 * T * 64 * 211
     ours, ours_deeper = (seq2seq_forward_flops(c, 211, B, S, T) - ends for c in (small, deeper))
     assert ours_deeper == pytest.approx(3 * ours)
+
+
+def test_smaller_queries_and_keys_are_less_arithmetic():
+    small = config(qk_head_dim=3)
+    B, S, T = 3, 16, 12
+    saved = [  # in each of the attentions: projections of queries and keys, and dot products, 4 of 7 components less
+        layers * 2 * 2 * 4 * (queries * 14 + keys * 14 + queries * keys)
+        for layers, queries, keys in ((2, S, S), (3, T, T), (3, T, S))
+    ]
+    found = [seq2seq_forward_flops(each, V, B, S, T) for each in (CONFIG, small)]
+    assert found[0] - found[1] == B * sum(saved)

@@ -32,6 +32,8 @@ def oracle(c: TrainingConfig, d_model: int, s: int) -> float:
         return peak / math.sqrt(d_model) * min(1 / math.sqrt(s), s * w**-1.5 if w else math.inf)
     if c.schedule == "inverse_square_root":
         return peak * (s / w if s < w else math.sqrt(max(w, 1) / s))
+    if c.schedule == "constant_inverse_square_root":
+        return peak * (1 if s < w else math.sqrt(max(w, 1) / s))
     if s < w:
         return peak * s / w
     if c.schedule == "linear":
@@ -77,7 +79,13 @@ def test_the_papers_peaks(d_model, peak):
     assert first == pytest.approx(top / 4000)
 
 
-@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"paper"}))
+def test_a_peak_that_is_held_from_the_start_falls_as_if_it_had_been_climbed_to():
+    names = ("constant_inverse_square_root", "inverse_square_root")
+    held, climbed = (rates(config(name, learning_rate=3e-4, warmup_steps=100), range(1, 1001)) for name in names)
+    assert held[:100] == pytest.approx([3e-4] * 100) and held[99:] == climbed[99:]
+
+
+@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"paper", "constant_inverse_square_root"}))
 def test_learning_rate_is_the_peak_and_is_reached_at_the_last_update_of_the_warm_up(name):
     c = config(name, learning_rate=3e-4, num_steps=1000, warmup_steps=100)
     all_rates = rates(c, range(1, 1001))

@@ -6,9 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.training.small_task import SmallTask, make_batch
-from transformer.config import MeshConfig
+from transformer.config import MeshConfig, TrainingConfig
 from transformer.training.partitioning import (
     LOGICAL_AXES,
     make_mesh,
@@ -17,7 +19,7 @@ from transformer.training.partitioning import (
     unbox,
 )
 from transformer.training.state import abstract_state, init_state
-from transformer.training.step import first_non_finite, gradients, make_train_step
+from transformer.training.step import count_parts, first_non_finite, gradients, make_train_step
 from transformer.types import UserError
 
 
@@ -38,9 +40,10 @@ def reference():
     return task, params, batch, jax.jit(lambda p, b: gradients(task, p, b, None, 1))(params, batch)
 
 
-@pytest.mark.parametrize(("devices", "parts"), [(1, 5), (4, 1), (2, 3)])
-def test_parts_and_devices_with_uneven_tokens_change_nothing(reference, devices, parts):
+@pytest.mark.parametrize(("devices", "limit", "parts"), [(1, 7, 5), (4, None, 1), (2, 13, 3)])
+def test_parts_and_devices_with_uneven_tokens_change_nothing(reference, devices, limit, parts):
     task, params, batch, (expected, expected_sums) = reference
+    assert count_parts(TrainingConfig(max_tokens_per_device=limit), batch, devices) == parts
     mesh = make_mesh(MeshConfig(data=devices))
     with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXES):
         placed = place_batch(mesh, batch, parts)
@@ -53,6 +56,19 @@ def test_parts_and_devices_with_uneven_tokens_change_nothing(reference, devices,
         np.testing.assert_allclose(total, expected_sums[name][0], rtol=1e-5)
         assert count == expected_sums[name][1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), grads, expected)
+
+
+@given(st.integers(1, 61), st.integers(1, 17), st.integers(1, 17), st.integers(1, 9), st.integers(17, 211))
+def test_a_batch_is_computed_in_as_few_parts_as_the_limit_allows(rows, source, target, devices, limit):
+    batch = make_batch(rows, source, target)
+
+    def most_positions(parts):
+        return -(-rows // (devices * parts)) * max(source, target)  # with the rows that fill up, as place_batch does
+
+    parts = count_parts(TrainingConfig(max_tokens_per_device=limit), batch, devices)
+    assert most_positions(parts) <= limit
+    assert parts == 1 or most_positions(parts - 1) > limit
+    assert count_parts(TrainingConfig(accumulation_steps=7), batch, devices) == 7
 
 
 def test_padding_rows_and_columns_change_nothing(reference):

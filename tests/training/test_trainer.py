@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from transformer.config import Config, DataConfig, EvaluationConfig, ModelConfig, TrainingConfig
+from transformer.config import Config, DataConfig, EvaluationConfig, MeshConfig, ModelConfig, TrainingConfig
 from transformer.training.loading import load, open_checkpoints, same_assets
 from transformer.training.optimizers import make_optimizer
 from transformer.training.partitioning import make_mesh
@@ -78,8 +78,13 @@ def test_a_run_in_two_parts_is_the_run_in_one(config, finished, tmp_path):
 
 
 def test_out_of_time_saves_and_ends_well(config, tmp_path):
-    assert train(changed(config, max_minutes=0.0), tmp_path) == 0
+    config = dataclasses.replace(config, mesh=MeshConfig(data=1))
+    assert train(changed(config, max_minutes=0.0, max_tokens_per_device=64), tmp_path) == 0
     assert open_checkpoints(tmp_path, config).steps() == [1]
+    assert (
+        "compiled the step for batches of 3 x 64, computed in 3 parts of 1 rows, in"
+        in (tmp_path / "log.txt").read_text()
+    )
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_last_good_checkpoint(config, tmp_path):

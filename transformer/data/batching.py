@@ -7,7 +7,7 @@ in the epoch are one ``divmod``, and any batch can be laid out without the ones 
 import logging
 import threading
 from collections.abc import Callable
-from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -73,9 +73,23 @@ class Plan(Protocol):
         """Batch number ``step``, counted from 0 across epochs."""
         ...
 
+    def mean_tokens(self) -> tuple[float, float]:
+        """Source and target tokens of a batch, padding not counted, on average over an epoch."""
+        ...
+
     def padding_share(self) -> float:
         """The share of all positions of an epoch, of both sides, that hold no token."""
         ...
+
+
+def describe(plan: Plan) -> str:
+    """The batches of an epoch in words."""
+    shapes = ", ".join(f"{rows} x ({source} + {target})" for rows, source, target in plan.shapes)
+    source, target = (f"{round(number):,}" for number in plan.mean_tokens())
+    return (
+        f"{plan.num_batches} batches of {shapes}; a batch has on average {source} source and {target} target tokens; "
+        f"{100 * plan.padding_share():.1f}% of the positions are padding"
+    )
 
 
 def training_plan(
@@ -115,6 +129,7 @@ def training_plan(
             source_lengths,
             target_lengths,
             tokens_per_batch=config.tokens_per_batch,
+            count_padding=config.count_padding,
             max_lengths=(config.max_source_length, config.max_target_length),
             seed=seed,
             dropped=dropped,
@@ -124,6 +139,7 @@ def training_plan(
         source_lengths,
         target_lengths,
         tokens_per_batch=config.tokens_per_batch,
+        count_padding=config.count_padding,
         max_lengths=(config.max_source_length, config.max_target_length),
         num_buckets=config.num_buckets,
         seed=seed,
@@ -159,19 +175,15 @@ def document_plan(config: DataConfig, lengths: np.ndarray, seed: int, repeats: n
     examples = np.arange(len(lengths), dtype=np.int32)
     if repeats is not None:
         examples = np.repeat(examples, repeats)
-    limits = (config.max_target_length, config.max_target_length)
-    size = config.tokens_per_batch
+    options: dict[str, Any] = {
+        "tokens_per_batch": config.tokens_per_batch,
+        "count_padding": config.count_padding,
+        "max_lengths": (config.max_target_length, config.max_target_length),
+        "seed": seed,
+    }
     if config.batching == "pack":
-        return PackPlan(examples, lengths, lengths, tokens_per_batch=size, max_lengths=limits, seed=seed)
-    return BucketPlan(
-        examples,
-        lengths,
-        lengths,
-        tokens_per_batch=size,
-        max_lengths=limits,
-        num_buckets=config.num_buckets,
-        seed=seed,
-    )
+        return PackPlan(examples, lengths, lengths, **options)
+    return BucketPlan(examples, lengths, lengths, num_buckets=config.num_buckets, **options)
 
 
 class Windows(NamedTuple):
@@ -214,8 +226,9 @@ class BucketPlan:
     """A pair a row, right-padded, in batches of at most ``num_buckets`` shapes.
 
     The bounds of the buckets grow on both sides from one to the next. A pair goes into the first bucket that holds
-    it; what does not fill a batch goes on into the next bucket, so that only the last batch of the last bucket can
-    have empty rows.
+    it. Where padding counts, what does not fill a batch goes on into the next bucket, so that only the last batch of
+    the last bucket can have empty rows. Where it does not, the pairs of a bucket are shared out evenly among so many
+    batches that their tokens on the larger side are as many as wanted; some have one row empty.
     """
 
     def __init__(
@@ -226,6 +239,7 @@ class BucketPlan:
         *,
         tokens_per_batch: int,
         num_buckets: int,
+        count_padding: bool = True,
         max_lengths: tuple[int, int] | None = None,
         seed: int | None = None,
         dropped: tuple[Dropped, ...] = (),
@@ -235,8 +249,9 @@ class BucketPlan:
           examples: int32, the pairs of an epoch, a repeated one as often as it is read.
           source_lengths: int32, of all pairs of the store, EOS included.
           target_lengths: likewise.
-          tokens_per_batch: positions on the longer side of a batch.
+          tokens_per_batch: positions on the longer side of a batch, which none exceeds.
           num_buckets: at most so many shapes.
+          count_padding: False: ``tokens_per_batch`` is of real tokens on the larger side, on average over an epoch.
           max_lengths: what no source and no target bound exceeds; None: whatever the longest needs.
           seed: of the order of each epoch; None: by bucket, then as in ``examples``, in every epoch.
           dropped: what was left out of ``examples``.
@@ -247,27 +262,23 @@ class BucketPlan:
         self.dropped = dropped
         source, target = source_lengths[examples], target_lengths[examples]
         bounds = choose_bounds(source, target, tokens_per_batch, num_buckets, max_lengths)
-        rows = np.minimum(np.maximum(tokens_per_batch // bounds.max(axis=1), 1), len(examples))
-        self.shapes = tuple((int(b), int(s), int(t)) for b, (s, t) in zip(rows, bounds, strict=True))
-
         bucket = np.maximum(np.searchsorted(bounds[:, 0], source), np.searchsorted(bounds[:, 1], target))
         self._members = [examples[bucket == index] for index in range(len(bounds))]
-        # With the buckets in a line, pairs left over in one are followed by the first of the next: the batches of an
-        # epoch are consecutive slices, at places that do not depend on the order within the buckets.
-        starts, shapes, start, end = [], [], 0, 0
-        for index, members in enumerate(self._members):
-            end += len(members)
-            full = (end - start) // rows[index]
-            starts.append(start + rows[index] * np.arange(full))
-            shapes.append(np.full(full, index))
-            start += full * rows[index]
-        if start < end:
-            starts.append(np.array([start]))
-            shapes.append(np.array([len(bounds) - 1]))
-        self._starts = np.append(np.concatenate(starts), end)
-        self._shapes = np.concatenate(shapes)
+        sizes = np.array([len(members) for members in self._members])
+        # With the buckets in a line the batches of an epoch are consecutive slices, at places that do not depend on
+        # the order within the buckets.
+        if count_padding:
+            rows = np.minimum(np.maximum(tokens_per_batch // bounds.max(axis=1), 1), len(examples))
+            starts, self._shapes = _full_slices(sizes, rows)
+        else:
+            tokens = [np.bincount(bucket, side, len(bounds)) for side in (source, target)]
+            numbers = _share_out(np.maximum(*tokens), sizes, tokens_per_batch)
+            rows = -(-sizes // numbers)
+            starts, self._shapes = _even_slices(sizes, numbers)
+        self._starts = np.append(starts, len(examples))
+        self.shapes = tuple((int(b), int(s), int(t)) for b, (s, t) in zip(rows, bounds, strict=True))
         self.num_batches = len(self._shapes)
-        self._real = int(source.sum(dtype=np.int64) + target.sum(dtype=np.int64))
+        self._tokens = int(source.sum(dtype=np.int64)), int(target.sum(dtype=np.int64))
         self._order = PerEpoch(lambda epoch: self._shuffle(seed, epoch))
 
     def _shuffle(self, seed: int | None, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -286,16 +297,20 @@ class BucketPlan:
         zeros = np.zeros_like(rows)
         return Layout(self.shapes[self._shapes[index]], examples, rows, zeros + 1, zeros, zeros)
 
+    def mean_tokens(self) -> tuple[float, float]:
+        return self._tokens[0] / self.num_batches, self._tokens[1] / self.num_batches
+
     def padding_share(self) -> float:
         positions = np.array([b * (s + t) for b, s, t in self.shapes], np.int64)
-        return 1 - self._real / int(positions[self._shapes].sum())
+        return 1 - sum(self._tokens) / int(positions[self._shapes].sum())
 
 
 class PackPlan:
     """Several pairs a row, in batches of one shape.
 
     Which pairs share a row follows from the seed and is the same in every epoch: attention never crosses segments,
-    so that row mates do not matter. An epoch shuffles the rows.
+    so that row mates do not matter. An epoch shuffles the rows. Where padding does not count, they are shared out
+    evenly among so many batches that their tokens on the larger side are as many as wanted; some have one row empty.
     """
 
     def __init__(
@@ -307,6 +322,7 @@ class PackPlan:
         tokens_per_batch: int,
         max_lengths: tuple[int, int],
         seed: int,
+        count_padding: bool = True,
         dropped: tuple[Dropped, ...] = (),
     ):
         """
@@ -314,9 +330,10 @@ class PackPlan:
           examples: int32, the pairs of an epoch, a repeated one as often as it is read; none exceeds ``max_lengths``.
           source_lengths: int32, of all pairs of the store, EOS included.
           target_lengths: likewise.
-          tokens_per_batch: positions on the longer side of a batch.
+          tokens_per_batch: positions on the longer side of a batch, which none exceeds.
           max_lengths: source and target positions of a row.
           seed: of the composition of the rows and of the order of each epoch.
+          count_padding: False: ``tokens_per_batch`` is of real tokens on the larger side, on average over an epoch.
           dropped: what was left out of ``examples``.
         """
         if not len(examples):
@@ -326,16 +343,24 @@ class PackPlan:
         self._examples, self._row_starts = pack(examples, source_lengths, target_lengths, max_lengths, seed)
         self._lengths = (source_lengths, target_lengths)
         num_rows = len(self._row_starts) - 1
-        rows = min(max(tokens_per_batch // max(max_lengths), 1), num_rows)
+        self._tokens = tuple(int(lengths[examples].sum(dtype=np.int64)) for lengths in self._lengths)
+        sizes = np.array([num_rows])
+        if count_padding:
+            rows = min(max(tokens_per_batch // max(max_lengths), 1), num_rows)
+            starts, _ = _full_slices(sizes, np.array([rows]))
+        else:
+            numbers = _share_out(np.array([max(self._tokens)]), sizes, tokens_per_batch)
+            rows = int(-(-num_rows // numbers[0]))
+            starts, _ = _even_slices(sizes, numbers)
+        self._starts = np.append(starts, num_rows)
         self.shapes: tuple[tuple[int, int, int], ...] = ((rows, *max_lengths),)
-        self.num_batches = -(-num_rows // rows)
-        self._real = int(sum(lengths[examples].sum(dtype=np.int64) for lengths in self._lengths))
+        self.num_batches = len(starts)
         self._order = PerEpoch(lambda epoch: np.random.default_rng([seed, epoch]).permutation(num_rows))
 
     def batch(self, step: int) -> Layout:
         epoch, place = divmod(step, self.num_batches)
         shape = self.shapes[0]
-        chosen = self._order(epoch)[place * shape[0] : (place + 1) * shape[0]]
+        chosen = self._order(epoch)[self._starts[place] : self._starts[place + 1]]
         starts = self._row_starts[chosen]
         counts = self._row_starts[chosen + 1] - starts
         firsts = np.cumsum(counts) - counts  # of each row, in this batch
@@ -347,9 +372,53 @@ class PackPlan:
             offsets.append(before - np.repeat(before[firsts], counts))
         return Layout(shape, examples, np.repeat(np.arange(len(chosen)), counts), within + 1, *offsets)
 
+    def mean_tokens(self) -> tuple[float, float]:
+        return self._tokens[0] / self.num_batches, self._tokens[1] / self.num_batches
+
     def padding_share(self) -> float:
         rows, source, target = self.shapes[0]
-        return 1 - self._real / (self.num_batches * rows * (source + target))
+        return 1 - sum(self._tokens) / (self.num_batches * rows * (source + target))
+
+
+def _full_slices(sizes: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where batches start in groups that stand in a line, and the group whose shape each has.
+
+    All have as many items as the shape has rows but the last; what is left over in a group goes on into the next.
+    """
+    starts, groups, start, end = [], [], 0, 0
+    for group, size in enumerate(sizes):
+        end += size
+        full = (end - start) // rows[group]
+        starts.append(start + rows[group] * np.arange(full))
+        groups.append(np.full(full, group))
+        start += full * rows[group]
+    if start < end:
+        starts.append(np.array([start]))
+        groups.append(np.array([len(sizes) - 1]))
+    return np.concatenate(starts), np.concatenate(groups)
+
+
+def _even_slices(sizes: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same with so many batches of each group, which differ by one item at most."""
+    firsts = np.cumsum(sizes) - sizes
+    starts = [
+        first + size * np.arange(number) // number for first, size, number in zip(firsts, sizes, numbers, strict=True)
+    ]
+    return np.concatenate(starts), np.repeat(np.arange(len(sizes)), numbers)
+
+
+def _share_out(tokens: np.ndarray, sizes: np.ndarray, tokens_per_batch: int) -> np.ndarray:
+    """How many batches each group is cut into: what rounding gives to one is taken from the next.
+
+    Args:
+      tokens: [groups], on the larger side.
+      sizes: [groups], items; no batch is empty.
+      tokens_per_batch: that a batch of any group should have.
+    """
+    numbers: list[int] = []
+    for wanted, size in zip(np.cumsum(tokens) / tokens_per_batch, sizes, strict=True):
+        numbers.append(min(max(round(wanted) - sum(numbers), 1), int(size)))
+    return np.array(numbers)
 
 
 def choose_bounds(
@@ -367,7 +436,7 @@ def choose_bounds(
     Args:
       source_lengths: int32 [pairs], EOS included.
       target_lengths: likewise.
-      tokens_per_batch: positions on the longer side of a batch.
+      tokens_per_batch: positions on the longer side of a batch, or nearly so many.
       num_buckets: at most so many bounds.
       max_lengths: what no source and no target bound exceeds; None: whatever the longest needs.
     """

@@ -429,6 +429,7 @@ class LabeledTextPipeline:
             lengths,
             np.zeros_like(lengths),
             tokens_per_batch=config.tokens_per_batch,
+            count_padding=config.count_padding,
             max_lengths=(config.max_source_length, 0),
             num_buckets=config.num_buckets,
             seed=seed,

@@ -31,7 +31,7 @@ def computation(config: Config) -> dict[str, Any]:
     """The keys of the model by their dotted names; those without effect under the others are left out."""
     model, task = config.model, config.task
     values = {key: value for key, value in flatten(model) if key not in TRAINING_ONLY}
-    values |= {"head_dim": model.head_size, "num_kv_heads": model.kv_heads}
+    values |= {"head_dim": model.head_size, "qk_head_dim": model.qk_head_size, "num_kv_heads": model.kv_heads}
     values |= {"layer_scale": model.layer_scale is not None, "attention_biases": frozenset(model.attention_biases)}
     if model.variant != "encoder_decoder":
         values["shared_embeddings"] = "none" if model.shared_embeddings == "none" else "all"

@@ -44,10 +44,10 @@ def _stack(config: ModelConfig, num_layers: int, length: int) -> float:
 
 
 def _attention(config: ModelConfig, queries: int, keys: int, window: Optional[int]) -> int:
-    width, shared_width = config.num_heads * config.head_size, config.kv_heads * config.head_size
-    projections = 2 * queries * config.d_model * width + 2 * keys * config.d_model * shared_width
+    sizes = config.qk_head_size + config.head_size  # queries and output, keys and values, dot products and sums
+    projections = (queries * config.num_heads + keys * config.kv_heads) * config.d_model * sizes
     seen = keys if window is None else min(keys, 2 * window - 1)
-    return 2 * (projections + 2 * queries * seen * width)
+    return 2 * (projections + queries * seen * config.num_heads * sizes)
 
 
 def _feed_forward(config: ModelConfig, tokens: int) -> int:

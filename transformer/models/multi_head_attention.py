@@ -22,6 +22,9 @@ class MultiHeadAttention(nn.Module):
     Keys and values are made by ``key_value`` and given back to ``__call__``: between the two the caller may put them
     into a cache, or keep those of an encoder's output for a whole decoding.
 
+    Queries and keys that are smaller than values (``qk_head_dim``) are filled up with zeros to the size of values, so
+    that K is one size for every kernel and cache: that changes no dot product.
+
     init_scale: factor on the standard deviation of the initial weights of values and output.
 
     Reference: Vaswani et al. 2017, section 3.2.2; Shazeer 2019 (G = 1); Ainslie et al. 2023 (1 < G < H). Queries and
@@ -33,17 +36,18 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        width, heads = (config.d_model,), (config.num_heads, config.head_size)
-        shared_heads = (config.kv_heads, config.head_size)
+        width = (config.d_model,)
 
         def linear(name: str, inputs: Any, outputs: Any, axes: Any, init_scale: float = 1.0) -> Linear:
             biased = name in config.attention_biases
             return Linear(inputs, outputs, axes, biased, jnp.dtype(config.dtype), init_scale)
 
-        self.query = linear("query", width, heads, ("embed", "heads", "head_dim"))
-        self.key = linear("key", width, shared_heads, ("embed", "kv_heads", "head_dim"))
-        self.value = linear("value", width, shared_heads, ("embed", "kv_heads", "head_dim"), self.init_scale)
-        self.output = linear("output", heads, width, ("heads", "head_dim", "embed"), self.init_scale)
+        queries, outputs = ((config.num_heads, size) for size in (config.qk_head_size, config.head_size))
+        keys, values = ((config.kv_heads, size) for size in (config.qk_head_size, config.head_size))
+        self.query = linear("query", width, queries, ("embed", "heads", "head_dim"))
+        self.key = linear("key", width, keys, ("embed", "kv_heads", "head_dim"))
+        self.value = linear("value", width, values, ("embed", "kv_heads", "head_dim"), self.init_scale)
+        self.output = linear("output", outputs, width, ("heads", "head_dim", "embed"), self.init_scale)
         if config.qk_norm:
             self.query_norm = rms_norm(config, "head_dim")
             self.key_norm = rms_norm(config, "head_dim")
@@ -55,7 +59,7 @@ class MultiHeadAttention(nn.Module):
         key_BSGK = self.key(x_BSD)
         if self.config.qk_norm:
             key_BSGK = self.key_norm(key_BSGK)
-        return rotate(key_BSGK, rotation), self.value(x_BSD)
+        return self._filled_up(rotate(key_BSGK, rotation)), self.value(x_BSD)
 
     def __call__(
         self,
@@ -73,10 +77,10 @@ class MultiHeadAttention(nn.Module):
         query_BTHK = self.query(x_BTD)
         if config.qk_norm:
             query_BTHK = self.query_norm(query_BTHK)
-        query_BTHK = rotate(query_BTHK, rotation)
+        query_BTHK = self._filled_up(rotate(query_BTHK, rotation))
         scores: Any = {
             "bias": bias,
-            "scale": None if config.scale_attention else 1.0,
+            "scale": config.qk_head_size**-0.5 if config.scale_attention else 1.0,
             "softcap": config.attention_logit_softcap,
         }
         keep(self, "attention_weights", lambda: attention_weights(query_BTHK, key_BSGK, mask, **scores))
@@ -94,3 +98,8 @@ class MultiHeadAttention(nn.Module):
             implementation=implementation,
         )
         return self.output(output_BTHK)
+
+    def _filled_up(self, x_BTHK: Float[Array, "B T H _"]) -> Float[Array, "B T H K"]:
+        """Zeros behind queries or keys up to the size of values."""
+        missing = self.config.head_size - self.config.qk_head_size
+        return jnp.pad(x_BTHK, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else x_BTHK

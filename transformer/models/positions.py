@@ -159,7 +159,7 @@ YARN_SLOW, YARN_FAST = 1.0, 32.0  # the same
 
 
 def rotary_frequencies(config: ModelConfig) -> tuple[np.ndarray, float]:
-    """Radians a position [R / 2], and a factor on the cosines and sines. With R = head_dim * rotary_fraction, theta,
+    """Radians a position [R / 2], and a factor on the cosines and sines. With R = qk_head_dim * rotary_fraction, theta,
     the scaling factor s and the length L in training: ``f_i = theta^(-2 i / R)``, and by ``rotary_scaling``
 
     linear   f / s. Chen et al., Position Interpolation (2023).
@@ -195,7 +195,7 @@ def rotary_frequencies(config: ModelConfig) -> tuple[np.ndarray, float]:
 
 def rotary_width(config: ModelConfig) -> int:
     """R: how many components of a head are turned, rounded down to whole pairs."""
-    return 2 * int(config.head_size * config.rotary_fraction / 2)
+    return 2 * int(config.qk_head_size * config.rotary_fraction / 2)
 
 
 def _sinusoids(positions_BT: Any, width: int) -> tuple[Any, Any]:

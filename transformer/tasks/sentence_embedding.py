@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer.config import Config
-from transformer.data.batching import Plan, training_plan
+from transformer.data.batching import Plan, describe, training_plan
 from transformer.data.labeled_text import encode_rows, inference_batches, padded
 from transformer.data.sources import ParallelSource, escape_newlines, make_source, read_pairs
 from transformer.data.store import Store, Tokens
@@ -83,13 +83,7 @@ class SentenceEmbeddingTask(BaseTask):
         store = self._store(self._source, "train")
         first, second = (_with_bos(side.lengths) for side in store.sides)
         plan = training_plan(config.data, first, second, config.seed, self._source.repeats("train"))
-        logger.info(
-            "training on %d pairs an epoch in %d batches of %s; %.1f%% of the positions are padding",
-            plan.num_examples,
-            plan.num_batches,
-            ", ".join(f"{rows} x ({first} + {second})" for rows, first, second in plan.shapes),
-            100 * plan.padding_share(),
-        )
+        logger.info("training on %d pairs an epoch in %s", plan.num_examples, describe(plan))
         return PairPipeline(store, plan, self.tokenizer)
 
     # Training

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.config import Config
-from transformer.data.batching import evaluation_plan, training_plan
+from transformer.data.batching import describe, evaluation_plan, training_plan
 from transformer.data.corruption import (
     Pieces,
     SpanCorruptionPipeline,
@@ -87,12 +87,10 @@ class SpanCorruptionTask(Seq2SeqTraining, DocumentTask):
         lengths = corrupted_lengths(pieces.lengths, *self._noise)
         plan = training_plan(self.config.data, *lengths, self.config.seed, repeats)
         logger.info(
-            "training on %d tokens in %d texts, in %d batches an epoch of %s; %.1f%% of the positions are padding",
+            "training on %d tokens of %d texts an epoch in %s",
             pieces.lengths.sum(dtype=np.int64),
             len(pieces.lengths),
-            plan.num_batches,
-            ", ".join(f"{rows} x ({source} + {target})" for rows, source, target in plan.shapes),
-            100 * plan.padding_share(),
+            describe(plan),
         )
         return SpanCorruptionPipeline(pieces, plan, self.tokenizer, *self._noise, seed=self.config.seed)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.config import Config, DecodingConfig
-from transformer.data.batching import evaluation_plan, training_plan
+from transformer.data.batching import describe, evaluation_plan, training_plan
 from transformer.data.pipeline import Pipeline
 from transformer.data.sources import (
     PairList,
@@ -69,13 +69,7 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
             self.config.seed,
             self._source.repeats("train"),
         )
-        logger.info(
-            "training on %d pairs an epoch in %d batches of %s; %.1f%% of the positions are padding",
-            plan.num_examples,
-            plan.num_batches,
-            ", ".join(f"{rows} x ({source} + {target})" for rows, source, target in plan.shapes),
-            100 * plan.padding_share(),
-        )
+        logger.info("training on %d pairs an epoch in %s", plan.num_examples, describe(plan))
         return Pipeline(store, plan, self._tokenizers)
 
     def _side_tokenizers(self) -> tuple[Tokenizer, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from transformer.config import TrainingConfig
+from transformer.config import SCHEDULES_FREE_OF_NUM_STEPS, TrainingConfig
 from transformer.types import UserError, one_of
 
 
@@ -39,6 +39,15 @@ def inverse_square_root(config: TrainingConfig, d_model: int) -> optax.Schedule:
         return config.learning_rate * jnp.minimum(s / warmup, jnp.sqrt(warmup / s))
 
     return schedule
+
+
+def constant_inverse_square_root(config: TrainingConfig, d_model: int) -> optax.Schedule:
+    """``learning_rate * min(1, sqrt(warmup_steps / s))``: the same without the way up, from the peak at once.
+
+    Reference: Raffel et al., T5 (2020), section 3.1.2.
+    """
+    warmup = max(config.warmup_steps, 1)
+    return lambda step: config.learning_rate * jnp.minimum(1.0, jnp.sqrt(warmup / (step + 1.0)))
 
 
 def constant(config: TrainingConfig, d_model: int) -> optax.Schedule:
@@ -78,6 +87,7 @@ def warmup_stable_decay(config: TrainingConfig, d_model: int) -> optax.Schedule:
 SCHEDULES: dict[str, Callable[[TrainingConfig, int], optax.Schedule]] = {
     "paper": paper,
     "inverse_square_root": inverse_square_root,
+    "constant_inverse_square_root": constant_inverse_square_root,
     "linear": linear,
     "cosine": cosine,
     "constant": constant,
@@ -104,7 +114,7 @@ def _decay_after(config: TrainingConfig, decay_steps: int, shape: Callable[[Any]
         raise UserError(
             f"training.warmup_steps={config.warmup_steps} is more than training.num_steps={config.num_steps}, where "
             f"the schedule {config.schedule} ends; lower it, or use one without an end: "
-            "paper, inverse_square_root, constant"
+            f"{', '.join(SCHEDULES_FREE_OF_NUM_STEPS)}"
         )
 
     def schedule(step: Any) -> Any:

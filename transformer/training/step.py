@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from transformer.config import TrainingConfig
 from transformer.training.state import TrainState
 from transformer.types import Sums, Task
 
@@ -47,6 +48,22 @@ def make_train_step(
         return state, {**sums, "gradient_norm": (norm, jnp.ones(())), "finite": (finite, jnp.ones(()))}
 
     return train_step
+
+
+def count_parts(config: TrainingConfig, batch: Any, num_devices: int) -> int:
+    """In how many parts a batch is computed: ``accumulation_steps``, or as few as ``max_tokens_per_device`` allows.
+
+    Args:
+      config: of the two keys at most one is set.
+      batch: as the task gives it; its longest array of rank 2 is what counts for a row.
+      num_devices: that share its rows.
+    """
+    if config.max_tokens_per_device is None:
+        return config.accumulation_steps
+    shapes = [leaf.shape for leaf in jax.tree.leaves(batch) if leaf.ndim == 2]
+    num_rows, length = max(shapes, key=lambda shape: shape[1])
+    rows_at_a_time = max(config.max_tokens_per_device // length, 1)
+    return -(-num_rows // (num_devices * rows_at_a_time))
 
 
 def gradients(

@@ -1,10 +1,11 @@
 """The training loop, top to bottom."""
 
+import functools
 import logging
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from transformer.training.partitioning import LOGICAL_AXES, make_mesh, place_bat
 from transformer.training.schedules import make_schedule
 from transformer.training.signals import Preempted, StopSignals
 from transformer.training.state import TrainState, abstract_state, count_active_parameters, init_state
-from transformer.training.step import first_non_finite, make_train_step
-from transformer.types import Task, UserError
+from transformer.training.step import count_parts, first_non_finite, make_train_step
+from transformer.types import Sums, Task, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -69,16 +70,7 @@ class Trainer:
         self.state, self.seconds = self._restore_or_init()
         self.step = int(self.state.step)
         self.metrics = MetricsLog(workdir, self.step)
-        step = make_train_step(
-            self.task,
-            self.optimizer,
-            seed=config.seed,
-            accumulation_steps=training.accumulation_steps,
-            ema_decay=training.ema_decay,
-            trainable=training.trainable,
-        )
-        places = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        self.train_step = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
+        self.train_step = functools.cache(self._make_train_step)
         self.healthy: Any = jnp.array(True)
         self.interval = Interval()
         self.shapes: set[Any] = set()
@@ -123,6 +115,19 @@ class Trainer:
         with tempfile.TemporaryDirectory() as folder:
             copy_tokenizer(Path(self.config.training.initialize_from), Path(folder))
             return make_task(self.config, Path(folder))
+
+    def _make_train_step(self, parts: int) -> Callable[[TrainState, Any, Any], tuple[TrainState, Sums]]:
+        """The compiled step for batches that are computed in so many parts."""
+        step = make_train_step(
+            self.task,
+            self.optimizer,
+            seed=self.config.seed,
+            accumulation_steps=parts,
+            ema_decay=self.config.training.ema_decay,
+            trainable=self.config.training.trainable,
+        )
+        places = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        return jax.jit(step, donate_argnums=0, out_shardings=(places, None))
 
     def close(self) -> None:
         self.checkpoints.close()
@@ -177,10 +182,11 @@ class Trainer:
 
     def _update(self, batch: Any) -> None:
         """One step; its loss is looked at one step later, so that the device need not wait for the host."""
-        placed = place_batch(self.mesh, batch, self.config.training.accumulation_steps)
+        parts = count_parts(self.config.training, batch, self.mesh.size)
+        placed = place_batch(self.mesh, batch, parts)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(placed))
         since = time.monotonic()
-        self.state, sums = self.train_step(self.state, placed, self.healthy)
+        self.state, sums = self.train_step(parts)(self.state, placed, self.healthy)
         previous, self.healthy = self.healthy, sums["finite"][0]
         if shapes in self.shapes:
             self._require_finite(previous)
@@ -191,7 +197,8 @@ class Trainer:
             self.interval.count(sums, {})
             self.interval.add("compile", since)
             named = " and ".join(" x ".join(map(str, shape)) for shape in sorted(set(shapes)))
-            logger.info("compiled the step for batches of %s in %.1f s", named, time.monotonic() - since)
+            in_parts = f", computed in {parts} parts of {shapes[0][0] // parts} rows," if parts > 1 else ""
+            logger.info("compiled the step for batches of %s%s in %.1f s", named, in_parts, time.monotonic() - since)
         self.step += 1
 
     def _require_finite(self, healthy: Any) -> None:
@@ -199,7 +206,7 @@ class Trainer:
             return
         step = int(self.state.step)  # nothing was changed from the bad step on
         batch = self.task.batch(0 if self.config.training.overfit_one_batch else step)
-        parts = self.config.training.accumulation_steps
+        parts = count_parts(self.config.training, batch, self.mesh.size)
         placed = place_batch(self.mesh, batch, parts)
         name = first_non_finite(self.task, self.state, placed, self.config.seed, parts)
         self.checkpoints.wait()
