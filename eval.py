@@ -120,7 +120,7 @@ def score_run(workdir: Path) -> dict[str, Any]:
         from transformer.evaluation.text_scores import describe
         from transformer.report.translations import write
 
-        print(f"report in {write(outputs, f'{workdir.name}: {outputs.stem}', scores)}")
+        print(f"report in {write(outputs, f'{workdir}: {outputs.stem}', scores)}")
         print("\n".join(describe(scores)))
     return scores
 

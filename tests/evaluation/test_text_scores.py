@@ -271,7 +271,9 @@ def test_the_number_of_lines_names_the_test_set_that_has_as_many(monkeypatch):
     for language, size, known in (("de", 5, True), ("de", 4, False), ("fr", 5, False), (None, 5, False)):
         scores = full_score(["ja"] * size, [["ja"] * size], language)
         assert scores["num_examples"] == size and ("looks_like" in scores) == known
-        assert describe(scores)[-1] == f"num_examples {size}: lines" + (", as many as a known one" if known else "")
+        assert describe(scores)[-1] == f"num_examples {size}: lines" + (
+            ", as many as a known one" if known else " scored"
+        )
 
 
 def test_chrf_of_one_line_is_that_of_a_corpus_of_one():

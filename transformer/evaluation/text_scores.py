@@ -79,7 +79,8 @@ def paper_score(
 ) -> dict[str, float | str]:
     """``bleu_paper``, BLEU as the paper of 2017 counts it, of raw lines, and ``bleu_paper_definition`` in one line.
 
-    It is higher than sacreBLEU's of the same lines mainly where words have hyphens, or one side other quotation marks.
+    It differs from sacreBLEU's of the same lines mainly where words have hyphens or one side has other quotation marks:
+    by +0.05 to +0.4 for neural systems on newstest2017, whose references have ASCII quotation marks.
     """
     tokens = [paper_tokens(lines, target_language) for lines in (hypotheses, *references)]
     return {
@@ -185,7 +186,7 @@ def definitions(scores: Mapping[str, Any]) -> dict[str, str]:
         "chrf": "sacreBLEU on raw lines: {chrf_signature}",
         "length_ratio": "13a tokens of the outputs to those of the references",
         "exact_match": "the share of lines that equal a reference",
-        "num_examples": "lines, as many as {looks_like}" if "looks_like" in scores else "lines",
+        "num_examples": "lines, as many as {looks_like}" if "looks_like" in scores else "lines scored",
     }
     return {key: line.format_map(scores) for key, line in lines.items() if key in scores}
 

@@ -16,10 +16,9 @@ BUCKETS = (0, 10, 20, 30, 40, 50)  # words of the source, from which on a row of
 MAX_MARKED_WORDS = 1_000  # of reference and output: beyond, looking for differences takes too long
 
 STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1a1a1a; --pale: #595959; --line: #d0d0d0;
-  --only-reference: #ffdcdc; --only-output: #d5f0d5; }
+:root { color-scheme: light dark; --paper: #fff; --ink: #1a1a1a; --pale: #595959; --line: #d0d0d0; --mark: #fff0b3; }
 @media (prefers-color-scheme: dark) { :root { --paper: #16181b; --ink: #e4e4e4; --pale: #a6a6a6; --line: #3d4147;
-  --only-reference: #5e2a2a; --only-output: #214a2b; } }
+  --mark: #55460f; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 80rem; padding: 1rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
@@ -27,13 +26,13 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; margin-top: 2rem; } h3 { font
 table { border-collapse: collapse; width: 100%; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .5rem .25rem 0; text-align: left; vertical-align: top; }
 th { white-space: nowrap; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.lengths { max-width: 32rem; }
 p, .definition { color: var(--pale); } .definition { font-size: .85rem; }
 article { border-top: 1px solid var(--line); padding: .5rem 0; }
 dl { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: .25rem 1rem; margin: .25rem 0; }
 dt { color: var(--pale); font-size: .85rem; } dd { margin: 0; white-space: pre-wrap; }
-del { background: var(--only-reference); text-decoration: line-through; }
-ins { background: var(--only-output); text-decoration: underline; }
+mark { background: var(--mark); color: inherit; text-decoration: underline; }
 @media (max-width: 45rem) { dl { grid-template-columns: minmax(0, 1fr); gap: 0; } }
 """
 
@@ -79,8 +78,8 @@ def page(title: str, sentences: Sequence[Sentence], scores: Mapping[str, Any]) -
             "<p>Words are what spaces separate. Lengths are 13a tokens of the outputs to those of the references.</p>",
             *_length_table(sentences),
             f"<h2>The worst {len(worst)}</h2>",
-            "<p>By chrF2 of the sentence, those that equal their reference left out. <del>Only in the reference</del>, "
-            "<ins>only in the output</ins>, word by word.</p>",
+            "<p>By chrF2 of the sentence, those that equal their reference left out. <mark>Marked</mark> are words "
+            "that only the reference or only the output has there.</p>",
             *(_article(sentences[i], chrf[i]) for i in worst),
             f"<h2>{len(drawn)} drawn at random</h2>",
             f"<p>With seed {SEED}, in the order of the test set.</p>",
@@ -93,18 +92,18 @@ def page(title: str, sentences: Sequence[Sentence], scores: Mapping[str, Any]) -
 def _score_table(scores: Mapping[str, Any]) -> Iterator[str]:
     """Every score that is one number, with its definition where there is one."""
     defined = definitions(scores)
-    numbers = {key: value for key, value in scores.items() if isinstance(value, int | float)}
+    others = (key for key, value in scores.items() if isinstance(value, int | float) and key not in defined)
     yield "<table>"
-    for key in sorted(numbers, key=lambda key: key not in defined):
-        value = f"{numbers[key]:.4g}" if isinstance(numbers[key], float) else str(numbers[key])
+    for key in (*defined, *others):
+        value = f"{scores[key]:.4g}" if isinstance(scores[key], float) else str(scores[key])
         cells = f"<td class=number>{value}</td><td class=definition>{escape(defined.get(key, ''))}</td>"
         yield f"<tr><th scope=row>{escape(key)}</th>{cells}</tr>"
     yield "</table>"
 
 
 def _length_table(sentences: Sequence[Sentence]) -> Iterator[str]:
-    yield "<table>\n<tr><th scope=col>Words</th><th scope=col>Lines</th><th scope=col>BLEU</th><th scope=col>chrF</th>"
-    yield "<th scope=col>Length</th></tr>"
+    names = "".join(f"<th scope=col class=number>{name}</th>" for name in ("Lines", "BLEU", "chrF", "Length"))
+    yield f"<table class=lengths>\n<tr><th scope=col>Words</th>{names}</tr>"
     for low, high in zip(BUCKETS, (*BUCKETS[1:], None), strict=True):
         inside = [
             sentence
@@ -128,20 +127,20 @@ def _article(sentence: Sentence, chrf: float) -> str:
 
 
 def marked(reference: str, output: str) -> tuple[str, str]:
-    """Both as HTML; in ``del`` the words that only the reference has there, in ``ins`` those of the output alone."""
+    """Both as HTML; words in ``mark`` are not in the other at that place."""
     words, found = reference.split(" "), output.split(" ")
     if max(len(words), len(found)) > MAX_MARKED_WORDS:
         note = f" [more than {MAX_MARKED_WORDS} words: differences are not marked]"
         return escape(reference) + note, escape(output) + note
     steps = difflib.SequenceMatcher(None, words, found, autojunk=False).get_opcodes()
     return (
-        " ".join(_parts("del", ((name != "equal", words[a:b]) for name, a, b, _, _ in steps))),
-        " ".join(_parts("ins", ((name != "equal", found[a:b]) for name, _, _, a, b in steps))),
+        " ".join(_runs((name == "equal", words[start:end]) for name, start, end, _, _ in steps)),
+        " ".join(_runs((name == "equal", found[start:end]) for name, _, _, start, end in steps)),
     )
 
 
-def _parts(tag: str, runs: Iterable[tuple[bool, Sequence[str]]]) -> Iterator[str]:
-    for differs, words in runs:
+def _runs(parts: Iterable[tuple[bool, Sequence[str]]]) -> Iterator[str]:
+    for same, words in parts:
         if words:
             text = escape(" ".join(words))
-            yield f"<{tag}>{text}</{tag}>" if differs and text else text
+            yield text if same or not text else f"<mark>{text}</mark>"
