@@ -5,22 +5,29 @@ python eval.py --workdir=DIR --text=FILE                          what the run's
 python eval.py --workdir=DIR --source=FILE --reference=FILE       translate a file and score the translations
 python eval.py --workdir=DIR --source=FILE --hypothesis=FILE      the log-probability of each given line, in nats
 python eval.py --hypothesis=FILE --reference=FILE [--reference=FILE2]     score text, without a model
+    [--target_language=de]     also as the paper of 2017 does
+    [--baseline=FILE]          is it better than another system's? may be given several times
 
 The first two serve every run, the next two translation. --text is a file in the form in which the run reads its own
 data: documents, lines with their labels, words with theirs, or for images a folder or file of them.
 
 The last line of standard output is one JSON object: num_examples and, as they apply, nll_per_token, perplexity,
-bits_per_byte, accuracy, f1 and others. Settings of decoding and evaluation can be changed:
+bits_per_byte, accuracy, f1 and others. Scores of text are printed before it with their definitions, and translations
+get a page beside the outputs, in WORKDIR/outputs. Settings of decoding and evaluation can be changed:
 --config.decoding.beam_size=8, --config.evaluation.stride=64; of images their resolution, --config.data.image_size=384.
+Where a run's data were tokenised for Moses, --config.decoding.detokenize makes its outputs text, for raw references;
+with --target_language also --hypothesis and --baseline.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from transformer import commands
+from transformer.config import Config
 from transformer.types import UserError
 
 WORKDIR = flags.DEFINE_string("workdir", None, "the folder of a run that train.py made")
@@ -31,6 +38,8 @@ TEXT = flags.DEFINE_string("text", None, "a file, or a folder of images, in the 
 SOURCE = flags.DEFINE_string("source", None, "a file to translate")
 REFERENCE = flags.DEFINE_multi_string("reference", [], "a file of right translations; may be given several times")
 HYPOTHESIS = flags.DEFINE_string("hypothesis", None, "a file of given translations")
+BASELINE = flags.DEFINE_multi_string("baseline", [], "a file of another system's, to compare --hypothesis with")
+TARGET_LANGUAGE = flags.DEFINE_string("target_language", None, "of --hypothesis without --workdir: de, fr, ...")
 OVERRIDES = commands.define_overrides()
 
 
@@ -47,13 +56,33 @@ def score_text() -> dict[str, Any]:
     if not HYPOTHESIS.value or not REFERENCE.value:
         raise UserError("give --workdir, or --hypothesis and --reference; see --help")
     from transformer.data.sources import read_lines
-    from transformer.evaluation.text_scores import score
+    from transformer.evaluation.moses import detokenizer
+    from transformer.evaluation.text_scores import compare, describe, full_score
 
-    return score(list(read_lines(HYPOTHESIS.value)), [list(read_lines(path)) for path in REFERENCE.value])
+    language = TARGET_LANGUAGE.value
+    detokenize: Callable[[str], str] = str
+    if commands.override(Config(), OVERRIDES).decoding.detokenize:
+        if language is None:
+            raise UserError("decoding.detokenize=True needs to know the language; give --target_language=fr or another")
+        detokenize = detokenizer(language)
+
+    def system(path: str) -> list[str]:
+        return [detokenize(line) for line in read_lines(path)]
+
+    hypotheses, references = system(HYPOTHESIS.value), [list(read_lines(path)) for path in REFERENCE.value]
+    scores = full_score(hypotheses, references, language)
+    if BASELINE.value:
+        scores["baselines"] = compare(hypotheses, references, {path: system(path) for path in BASELINE.value})
+    print("\n".join(describe(scores)))
+    if language is None:
+        print("no bleu_paper: give --target_language for the score as the paper of 2017 counts it")
+    return scores
 
 
 def score_run(workdir: Path) -> dict[str, Any]:
     """Scores of a run's model on a split or on files."""
+    if BASELINE.value or TARGET_LANGUAGE.value:
+        raise UserError("--baseline and --target_language go with --hypothesis and --reference, without --workdir")
     data: str | dict[str, Path]
     if TEXT.value:
         if SPLIT.value or SOURCE.value or HYPOTHESIS.value or REFERENCE.value:
@@ -79,15 +108,21 @@ def score_run(workdir: Path) -> dict[str, Any]:
     run = load(workdir, CHECKPOINT.value, WEIGHTS.value, config)
     outputs = workdir / "outputs" / f"{name}.{CHECKPOINT.value.replace(':', '-')}.{WEIGHTS.value}.txt"
     outputs.parent.mkdir(exist_ok=True)
-    scores = run.task.evaluate(run.params, data, outputs=outputs)
-    print(f"outputs in {outputs}")
-    return {
+    scores = {
         "split": data if isinstance(data, str) else {name: str(path) for name, path in data.items()},
         "checkpoint": CHECKPOINT.value,
         "weights": WEIGHTS.value,
         "steps": run.checkpoint["steps"],
-        **scores,
+        **run.task.evaluate(run.params, data, outputs=outputs),
     }
+    print(f"outputs in {outputs}")
+    if "bleu" in scores:
+        from transformer.evaluation.text_scores import describe
+        from transformer.report.translations import write
+
+        print(f"report in {write(outputs, f'{workdir}: {outputs.stem}', scores)}")
+        print("\n".join(describe(scores)))
+    return scores
 
 
 if __name__ == "__main__":

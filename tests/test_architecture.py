@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "evaluation": {"config", "progress", "types"},
     "tasks": {"config", "data", "decoding", "evaluation", "models", "progress", "types"},
     "training": {"config", "data", "evaluation", "progress", "tasks", "types"},
+    "report": {"config", "evaluation", "progress", "types"},
     "interop": {"commands", "config", "data", "models", "progress", "tasks", "training", "types"},
     "__init__": {"training"},
 }
@@ -34,6 +35,7 @@ MAY_NOT_IMPORT = {
     "models": {"grain", "optax", "orbax", "sacrebleu", "sentencepiece", "tensorboardX"},
     "decoding": {"flax", "grain", "optax", "orbax", "sacrebleu", "sentencepiece", "tensorboardX"},
     "evaluation": {"flax", "optax", "orbax"},
+    "report": {"flax", "jax", "optax", "orbax", "sacrebleu"},
 }
 """Room -> packages from outside that would bring in what the room must not know."""
 
@@ -140,6 +142,9 @@ def test_who_may_import_whom():
         ("models", "from . import masks"),
         ("models", "import transformer"),
         ("evaluation", "import tensorflow as tf"),
+        ("evaluation", "from transformer.report import translations"),
+        ("tasks", "from transformer.report.translations import write"),
+        ("report", "import sacrebleu"),
     ],
 )
 def test_the_rules_refuse(room, statement):
@@ -154,6 +159,7 @@ def test_the_rules_refuse(room, statement):
         ("tasks", "from transformer.models.seq2seq import Seq2Seq"),
         ("models", "import jax.numpy as jnp"),
         ("data", "from transformer.types import UserError"),
+        ("report", "from transformer.evaluation.text_scores import score"),
     ],
 )
 def test_the_rules_allow(room, statement):

@@ -173,6 +173,14 @@ def test_parts_follow_from_one_key_and_from_tokens():
         from_config_dict(config)
 
 
+def test_only_translations_are_made_text_from_tokens():
+    from_config_dict(changed("decoding.detokenize", True))
+    config = changed("decoding.detokenize", True)
+    config.update_from_flattened_dict({"task": "span_corruption", "data.source": "topics", "data.extra_ids": 9})
+    with pytest.raises(UserError, match=r"decoding\.detokenize is for task=translation, not task=span_corruption"):
+        from_config_dict(config)
+
+
 def test_a_prefix_needs_rows_of_one_text():
     config = changed("data.batching", "pack")
     config.model.update({"prefix_lm": True, "variant": "decoder_only"})

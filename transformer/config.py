@@ -208,6 +208,8 @@ class DecodingConfig:
     min_p: float = 0.0  # sample: only pieces with at least this share of the likeliest one's probability
     repetition_penalty: float = 1.0  # decoder_only: a piece that has occurred gets a logit so many times as bad
     stop: tuple[str, ...] = ()  # decoder_only: an output ends before the first of these strings
+    # translation: the data are Moses' tokens; outputs become text, by the rules of data.target_language
+    detokenize: bool = False
     tokens_per_batch: int = 4_096  # source positions decoded at a time
 
 
@@ -547,6 +549,8 @@ def check(config: Config) -> None:
         raise UserError(f"decoding.min_p={decoding.min_p} must lie in 0 to 1")
     if decoding.repetition_penalty <= 0:
         raise UserError(f"decoding.repetition_penalty={decoding.repetition_penalty} must be above 0; 1 is none")
+    if decoding.detokenize and config.task != "translation":
+        raise UserError(f"decoding.detokenize is for task=translation, not task={config.task}; leave it at False")
     if "" in decoding.stop:
         raise UserError("decoding.stop holds an empty string, at which every output would end")
     _at_least("evaluation.beam_size", config.evaluation.beam_size, 1)

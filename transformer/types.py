@@ -216,7 +216,7 @@ class Task(Protocol):
           data: the name of a split, or files by role: ``source`` and ``reference``, ``source`` and ``hypothesis``, or
             ``text``, a file (or for images a folder) such as the task reads its splits from.
           during_training: with what ``config.evaluation`` says, which is quicker.
-          outputs: where the predictions are written, one a line.
+          outputs: where the predictions are written, one a line; what reports need goes beside it, with another suffix.
         """
         ...
 

@@ -58,11 +58,19 @@ def test_eval_scores_a_split(workdir):
     scores = last_json(result)
     assert {
         "split", "checkpoint", "steps", "num_examples", "nll_per_token", "perplexity", "bleu", "bleu_signature",
-        "chrf", "chrf_signature", "exact_match", "num_truncated",
+        "chrf", "chrf_signature", "exact_match", "num_truncated", "bleu_paper", "bleu_interval", "length_ratio",
     } <= set(scores)  # fmt: skip
     assert scores["steps"] == [8, 12] and scores["num_examples"] == 500
-    (outputs,) = (workdir / "outputs").iterdir()
-    assert len(outputs.read_bytes().split(b"\n")) == 501
+    outputs = {path.suffix: path for path in (workdir / "outputs").iterdir()}
+    assert {path.name for path in outputs.values()} == {
+        f"validation.average-2.ema.{e}" for e in ("txt", "jsonl", "html")
+    }
+    assert len(outputs[".txt"].read_bytes().split(b"\n")) == len(outputs[".jsonl"].read_bytes().split(b"\n")) == 501
+    printed = result.stdout.decode()
+    assert f"report in {outputs['.html']}\n" in printed and "The worst 20" in outputs[".html"].read_text(
+        encoding="utf-8"
+    )
+    assert f"\nbleu_paper {scores['bleu_paper']:.6g}: the paper's way: " in printed
 
 
 def test_generate_gives_a_line_for_a_line(workdir):
@@ -86,13 +94,29 @@ def test_generate_in_jsonl(workdir, tmp_path):
 
 
 def test_scores_of_text_without_a_model(tmp_path):
-    (tmp_path / "h").write_text("das ist ein Test für alle\nzwei\n")
-    (tmp_path / "r").write_text("das ist ein Test für alle\ndrei\n")
-    scores = last_json(run("eval.py", f"--hypothesis={tmp_path}/h", f"--reference={tmp_path}/r"))
-    assert scores["exact_match"] == 0.5 and scores["num_examples"] == 2
-    assert set(scores) == {"num_examples", "bleu", "bleu_signature", "chrf", "chrf_signature", "exact_match"}
+    (tmp_path / "h").write_text("l &apos; an 7 est un bon an\nzwei\n")
+    (tmp_path / "r").write_text("l'an 7 est un bon an\ndrei\n")
+    (tmp_path / "b").write_text("l &apos; an 7 est un bon an\ndrei\n")
+    files = [f"--hypothesis={tmp_path}/h", f"--reference={tmp_path}/r"]
+    result = run("eval.py", *files)
+    scores = last_json(result)
+    assert scores["exact_match"] == 0 and scores["num_examples"] == 2
+    assert set(scores) == {
+        "num_examples", "bleu", "bleu_signature", "bleu_interval", "bleu_interval_signature", "chrf", "chrf_signature",
+        "length_ratio", "exact_match",
+    }  # fmt: skip
+    assert b"no bleu_paper: give --target_language" in result.stdout
+    result = run(
+        "eval.py", *files, f"--baseline={tmp_path}/b", "--target_language=fr", "--config.decoding.detokenize"
+    )  # fmt: skip
+    scores = last_json(result)
+    assert scores["exact_match"] == 0.5 and "(fr, sacremoses" in scores["bleu_paper_definition"]
+    (row,) = scores["baselines"]
+    assert row["bleu"] == pytest.approx(100) and row["bleu_difference"] < 0 and 0 < row["bleu_p_value"] <= 1
+    assert f"over {tmp_path}/b (100.00): p = ".encode() in result.stdout
+    assert "give --target_language" in mistake("eval.py", *files, "--config.decoding.detokenize")
     (tmp_path / "r").write_text("one\n")
-    assert "2" in mistake("eval.py", f"--hypothesis={tmp_path}/h", f"--reference={tmp_path}/r")
+    assert "2" in mistake("eval.py", *files)
 
 
 @pytest.mark.slow

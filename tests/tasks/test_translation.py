@@ -1,7 +1,9 @@
 """From lines to lines: nothing lost, nothing mixed up, and the scores are the model's."""
 
 import dataclasses
+import json
 import math
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -226,6 +228,34 @@ def test_evaluation_counts_every_example_once(task, params, config):
     assert scores["nll_per_token"] == pytest.approx(-log_probs.sum() / counts.sum(), rel=1e-5)
     assert scores["perplexity"] == pytest.approx(math.exp(scores["nll_per_token"]))
     assert {"bleu", "chrf", "exact_match", "bleu_signature", "num_truncated"} <= set(scores)
+
+
+def test_the_papers_score_and_the_interval_are_not_of_training(task, params, tmp_path, monkeypatch):
+    (tmp_path / "source").write_text("the number seven\nat noon\n", encoding="utf-8")
+    (tmp_path / "reference").write_text("die Zahl sieben\nmittags\u2028\n", encoding="utf-8")
+    files = {"source": tmp_path / "source", "reference": tmp_path / "reference"}
+    outputs = tmp_path / "outputs.txt"
+    scores = task.evaluate(params, files, outputs=outputs)
+    added = {"bleu_paper", "bleu_paper_definition", "bleu_interval", "bleu_interval_signature"}
+    assert added <= set(scores) and "Moses tokens (de, sacremoses" in scores["bleu_paper_definition"]
+    records = [json.loads(line) for line in outputs.with_suffix(".jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+    assert [record["source"] for record in records] == ["the number seven", "at noon"]
+    assert [record["reference"] for record in records] == ["die Zahl sieben", "mittags\u2028"]
+    assert "".join(record["output"] + "\n" for record in records) == outputs.read_text(encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "sacremoses", None)  # importing it is an error from here on
+    assert not added & set(task.evaluate(params, files, during_training=True))
+
+
+def test_outputs_of_a_run_on_tokens_are_text(task, params, config, monkeypatch):
+    monkeypatch.setattr(type(task.tokenizer), "decode", lambda self, ids: "l &apos; an 7 , c&apos; est tout .")
+    assert task.predict(params, ["the number seven", ""]) == ["l &apos; an 7 , c&apos; est tout .", ""]
+    french = dataclasses.replace(config.data, target_language="fr")
+    decoding = dataclasses.replace(config.decoding, detokenize=True)
+    task.config = dataclasses.replace(config, data=french, decoding=decoding)
+    try:
+        assert task.predict(params, ["the number seven", ""]) == ["l'an 7, c'est tout.", ""]
+    finally:
+        task.config = config
 
 
 def test_unsmoothed_nats_in_training_are_those_of_evaluation(task, params):

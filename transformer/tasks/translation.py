@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,8 @@ from transformer.data.sources import (
     read_pairs,
 )
 from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizers
-from transformer.evaluation.text_scores import score
+from transformer.evaluation.moses import detokenizer
+from transformer.evaluation.text_scores import full_score, score
 from transformer.models.embeddings import embedding_rows
 from transformer.models.seq2seq import Seq2Seq
 from transformer.progress import progress
@@ -111,7 +113,16 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
         translations = [found[0].text for found in translator(params, sources, 1)]
         if outputs is not None:
             outputs.write_text("".join(escape_newlines(line) + "\n" for line in translations), encoding="utf-8")
-        scores = {**scores, **score(translations, [references]), "num_examples": len(counts)}
+            sentences = (
+                json.dumps({"source": source, "reference": reference, "output": output}, ensure_ascii=False)
+                for source, reference, output in zip(sources, references, translations, strict=True)
+            )
+            outputs.with_suffix(".jsonl").write_text("".join(line + "\n" for line in sentences), encoding="utf-8")
+        if during_training:
+            scores |= score(translations, [references])
+        else:
+            scores |= full_score(translations, [references], self.config.data.target_language)
+        scores["num_examples"] = len(counts)
         scores["num_truncated"] = translator.num_truncated
         if isinstance(source, PhraseSource):
             hits: dict[str, list[bool]] = {}
@@ -139,7 +150,8 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
         return self._translator(self.config.decoding)(params, lines, num_best)
 
     def _translator(self, decoding: DecodingConfig) -> Translator:
-        return Translator(self.model, self._tokenizers, decoding)
+        detokenize = detokenizer(self.config.data.target_language) if decoding.detokenize else None
+        return Translator(self.model, self._tokenizers, decoding, detokenize)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -1,6 +1,7 @@
 """From lines to translations: the encoder once, then a search over the decoder."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, Optional
 
 import jax
@@ -17,14 +18,27 @@ from transformer.types import Params, UserError
 
 
 class Translator(LineSearch):
-    """Lines to translations, see :class:`LineSearch`."""
+    """Lines to translations, see :class:`LineSearch`.
+
+    Args:
+      model: static.
+      tokenizers: of the two sides.
+      decoding: method and settings.
+      detokenize: from the tokens that the target side's data are made of to text; None: the data are text.
+    """
 
     label = "translating"
     kept = "first decoding.max_source_length=%d are translated"
     lines_at_a_time = 4_096
     pads_left = False
 
-    def __init__(self, model: Seq2Seq, tokenizers: tuple[Tokenizer, Tokenizer], decoding: DecodingConfig):
+    def __init__(
+        self,
+        model: Seq2Seq,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        decoding: DecodingConfig,
+        detokenize: Optional[Callable[[str], str]] = None,
+    ):
         if decoding.repetition_penalty != 1 or decoding.stop:
             raise UserError(
                 f"decoding.repetition_penalty={decoding.repetition_penalty} and decoding.stop={decoding.stop} are for "
@@ -33,6 +47,7 @@ class Translator(LineSearch):
         super().__init__(tokenizers[0], decoding)
         self._model = model
         self._target_tokenizer = tokenizers[1]
+        self._detokenize = detokenize
 
     def _close(self, ids: list[int]) -> list[int]:
         return [*ids, self._tokenizer.eos_id]
@@ -55,7 +70,8 @@ class Translator(LineSearch):
         )
 
     def _text(self, inputs: list[int], ids: list[int]) -> str:
-        return self._target_tokenizer.decode(ids)
+        text = self._target_tokenizer.decode(ids)
+        return text if self._detokenize is None else self._detokenize(text)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "decoding", "num_best", "special_ids", "num_pieces"))
