@@ -182,6 +182,11 @@ def best_labels(
             yield [Candidate("", 0.0)] * num_best
 
 
+def segments_of(lengths: np.ndarray, length: int) -> np.ndarray:
+    """int32 [B, T]: 1 where a row of one text has a token, 0 where it is padding."""
+    return (np.arange(length) < lengths[:, None]).astype(np.int32)
+
+
 def run_model(model: Any, params: Params, rng: Any, *inputs: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:
     """What a model gives for inputs, and the sums that its layers collect; see ``add_auxiliary_losses``.
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from transformer.config import Config
 from transformer.training.state import TrainState
 from transformer.types import Sums, Task
 
@@ -47,6 +48,28 @@ def make_train_step(
         return state, {**sums, "gradient_norm": (norm, jnp.ones(())), "finite": (finite, jnp.ones(()))}
 
     return train_step
+
+
+def jit_train_step(
+    task: Task, optimizer: optax.GradientTransformation, config: Config, state: TrainState
+) -> Any:
+    """The step of a run, to be compiled; it takes over the memory of the state that it is given.
+
+    Args:
+      config: of the run.
+      state: live or abstract; the new one lies where it lies.
+    """
+    training = config.training
+    step = make_train_step(
+        task,
+        optimizer,
+        seed=config.seed,
+        accumulation_steps=training.accumulation_steps,
+        ema_decay=training.ema_decay,
+        trainable=training.trainable,
+    )
+    places = jax.tree.map(lambda leaf: leaf.sharding, state)
+    return jax.jit(step, donate_argnums=0, out_shardings=(places, None))
 
 
 def gradients(
