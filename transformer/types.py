@@ -181,13 +181,13 @@ class BatchView(NamedTuple):
     """What a batch holds, for people and checks to read.
 
     tokens       in the order to be read
-    masks        who sees whom: an ``AttentionMask`` of all rows by the name of the attention
+    attention    who sees whom, by the name of the attention: the row's number -> bool [T, S]
     num_choices  outcomes of a prediction: a model that knows nothing loses ln of it
     notes        what else a row holds, such as its label: the row's number -> lines
     """
 
     tokens: tuple[TokenView, ...]
-    masks: Mapping[str, Any]
+    attention: Mapping[str, Callable[[int], Any]]
     num_choices: int
     notes: Callable[[int], list[str]] = lambda row: []
 

@@ -115,8 +115,9 @@ class LanguageModelingTask(DocumentTask):
             targets = targets._replace(inside=(eos_id,))
         else:
             targets = targets._replace(inside=(), last=eos_id, most=data.max_target_length)
-        masks = {"decoder": make_mask(batch, data.batching, self.config.model)}
-        return BatchView((inputs, targets), masks, self.model.vocab_size)
+        mask = make_mask(batch, data.batching, self.config.model)
+        attention = self._attention("decoder", mask, batch.input_tokens.shape[1])
+        return BatchView((inputs, targets), attention, self.model.vocab_size)
 
     # Scores
 

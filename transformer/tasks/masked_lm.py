@@ -117,8 +117,9 @@ class MaskedLMTask(DocumentTask):
             positions=batch.masked_positions,
             loss_weights=batch.loss_weights,
         )
-        masks = {"encoder": make_mask(batch, packed=self.config.data.batching == "pack")}
-        return BatchView((inputs, targets), masks, self.model.vocab_size)
+        mask = make_mask(batch, packed=self.config.data.batching == "pack")
+        attention = self._attention("encoder", mask, batch.input_tokens.shape[1])
+        return BatchView((inputs, targets), attention, self.model.vocab_size)
 
     # Scores
 

@@ -122,21 +122,21 @@ class SentenceEmbeddingTask(BaseTask):
         }
 
     def view(self, batch: TextPairBatch) -> BatchView:
-        sides = {"first text": batch[:2], "second text": batch[2:4]}
-        tokens = tuple(
-            TokenView(
+        views, attention = [], {}
+        for name, (tokens, lengths) in (("first text", batch[:2]), ("second text", batch[2:4])):
+            length = tokens.shape[1]
+            view = TokenView(
                 name,
                 tokens,
-                segments_of(lengths, tokens.shape[1]),
+                segments_of(lengths, length),
                 self.model.vocab_size,
                 self.tokenizer,
                 first=self.tokenizer.bos_id,
                 last=self.tokenizer.eos_id,
             )
-            for name, (tokens, lengths) in sides.items()
-        )
-        masks = {name: make_mask(lengths) for name, (_, lengths) in sides.items()}
-        return BatchView(tokens, masks, int(np.count_nonzero(batch.loss_weights)))
+            views.append(view)
+            attention |= self._attention(name, make_mask(lengths), length)
+        return BatchView(tuple(views), attention, int(np.count_nonzero(batch.loss_weights)))
 
     # Scores
 

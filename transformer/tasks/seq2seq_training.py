@@ -9,7 +9,7 @@ from transformer.data.pipeline import real_tokens
 from transformer.models.flops import TRAINING_FACTOR, seq2seq_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
-from transformer.tasks.base import BaseTask, run_model
+from transformer.tasks.base import BaseTask, run_model, visible_in_row
 from transformer.types import BatchView, Params, Seq2SeqBatch, Sums, TokenView
 
 
@@ -70,7 +70,13 @@ class Seq2SeqTraining(BaseTask):
             last=target.eos_id,
         )
         masks = make_masks(batch, packed=self.config.data.batching == "pack")
-        return BatchView((encoder, decoder, targets), masks._asdict(), self.model.target_vocab_size)
+        S, T = batch.encoder_input_tokens.shape[1], batch.decoder_input_tokens.shape[1]
+        attention = {
+            **self._attention("encoder", masks.encoder, S),
+            **self._attention("decoder", masks.decoder, T),
+            "cross": visible_in_row(masks.cross, T, S),
+        }
+        return BatchView((encoder, decoder, targets), attention, self.model.target_vocab_size)
 
 
 def logits(model: Seq2Seq, params: Params, batch: Seq2SeqBatch, *, packed: bool) -> Any:

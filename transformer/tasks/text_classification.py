@@ -152,7 +152,8 @@ class TextClassificationTask(BaseTask):
         def notes(row: int) -> list[str]:
             return [f"label {self.labels.names[batch.labels[row]]}, loss weight {batch.loss_weights[row]:g}"]
 
-        return BatchView((inputs,), {"encoder": make_mask(batch)}, len(self.labels.names), notes)
+        attention = self._attention("encoder", make_mask(batch), batch.input_tokens.shape[1])
+        return BatchView((inputs,), attention, len(self.labels.names), notes)
 
     # Scores
 

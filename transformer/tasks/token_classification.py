@@ -139,7 +139,8 @@ class TokenClassificationTask(BaseTask):
             names=self.labels.names,
             loss_weights=batch.loss_weights,
         )
-        return BatchView((inputs, labels), {"encoder": make_mask(batch)}, len(self.labels.names))
+        attention = self._attention("encoder", make_mask(batch), batch.input_tokens.shape[1])
+        return BatchView((inputs, labels), attention, len(self.labels.names))
 
     # Scores
 
