@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "evaluation": {"config", "progress", "types"},
     "tasks": {"config", "data", "decoding", "evaluation", "models", "progress", "types"},
     "training": {"config", "data", "evaluation", "progress", "tasks", "types"},
+    "plan": {"config", "training", "types"},
     "interop": {"commands", "config", "data", "models", "progress", "tasks", "training", "types"},
     "__init__": {"training"},
 }

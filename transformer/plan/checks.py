@@ -8,7 +8,6 @@ import numpy as np
 from transformer.types import BatchView, TokenView
 
 MOST_UNKNOWN = 0.05  # of all tokens; more of them mean a vocabulary that was made for other text
-LOSS_RANGE = (0.5, 2.0)  # times the loss of knowing nothing
 
 
 class Check(NamedTuple):
@@ -20,7 +19,7 @@ class Check(NamedTuple):
 
 
 def check_special_ids(view: BatchView) -> Check:
-    """Special pieces are in the vocabulary, the vocabulary in the embedding; EOS is told apart; none decodes to text."""
+    """Special pieces are in the vocabulary, and that in the embedding; EOS is like no other; none decodes to text."""
     faults, seen = [], []
     for tokens in view.tokens:
         tokenizer = tokens.tokenizer
@@ -137,14 +136,15 @@ class BatchChecks:
             )
 
 
-def check_loss(nll: float, num_choices: int) -> Check:
-    """The first loss of fresh parameters is near that of a model that knows nothing, ln(number of choices).
+def check_loss(nll: float, num_choices: int, d_model: int) -> Check:
+    """The first loss of fresh parameters is about that of a model that knows nothing, ln(number of choices).
 
-    It may be above: where the softmax weights are the embeddings, a model first of all expects the token that it has
-    just read, the more so the less its layers do to their input.
+    It is above where the softmax weights are the embeddings: the model first of all expects the token that it has just
+    read, the more so the less its layers do to their input. With vectors of length 1 and outputs of length
+    sqrt(d_model) that costs less than sqrt(d_model).
     """
     chance = float(np.log(num_choices))
-    passed = LOSS_RANGE[0] * chance <= nll <= LOSS_RANGE[1] * chance + 1
+    passed = 0.5 * chance <= nll <= chance + 1 + d_model**0.5
     found = f"{nll:.3f} nats a prediction, ln {num_choices:,} = {chance:.3f}"
     if not passed:
         found += "; targets that the model can see make it too low, wrong scales too high"

@@ -101,14 +101,13 @@ class _DryRun:
         self.checkpoints = open_checkpoints(workdir, config)
         self.checks: list[Check] = []
         self.result: dict[str, Any] = {}
+        self.programs: dict[Any, Any] = {}
 
     def run(self) -> tuple[dict[str, Any], list[Check]]:
         """Print all sections; give the figures, and what was checked."""
         self.show_config()
         self.open_task()
-        self.abstract = abstract_state(
-            self.task, self.optimizer, self.config.training.ema_decay is not None, self.mesh
-        )
+        self.abstract = abstract_state(self.task, self.optimizer, self.config.training.ema_decay is not None, self.mesh)
         self.show_workdir()
         self.show_parameters()
         self.show_schedule()
@@ -116,8 +115,8 @@ class _DryRun:
         self.show_batches(batches)
         self.show_flops(batches.work)
         self.show_rows(batches.first)
-        self.show_memory(batches.largest)
         self.show_step(batches.first[0])
+        self.show_memory(batches.largest)
         self.show_checks()
         return self.result, self.checks
 
@@ -180,7 +179,14 @@ class _DryRun:
         _title(f"Learning rate ({training.schedule}, {training.num_steps:,} steps)")
         rates = np.asarray(self.schedule(np.arange(training.num_steps)), np.float64) * np.ones(training.num_steps)
         peak = int(rates.argmax()) + 1
-        steps = {1, training.warmup_steps // 2, training.warmup_steps, peak, training.num_steps // 2, training.num_steps}
+        steps = {
+            1,
+            training.warmup_steps // 2,
+            training.warmup_steps,
+            peak,
+            training.num_steps // 2,
+            training.num_steps,
+        }
         for step in sorted(step for step in steps if 1 <= step <= training.num_steps):
             print(f"  step {step:>9,}: {rates[step - 1]:.4g}{' (the peak)' if step == peak else ''}")
         self.result["peak_learning_rate"] = float(rates[peak - 1])
@@ -210,7 +216,8 @@ class _DryRun:
         _title(f"Batches: the first {len(work)} of {per_epoch:,} an epoch")
         for name in (name for name in work[0] if name != "flops"):
             values = [each[name] for each in work]
-            print(f"  {name:<16} mean {np.mean(values):>10,.0f}   least {min(values):>10,.0f}   most {max(values):>10,.0f}")
+            figures = {"mean": np.mean(values), "least": min(values), "most": max(values)}
+            print(f"  {name:<16}", "   ".join(f"{what} {value:>10,.0f}" for what, value in figures.items()))
         totals = {name: sum(each[name] for each in work) for name in work[0]}
         share = padding_share(totals)
         print(f"  padding          {share:.1%} of the positions")
@@ -255,11 +262,9 @@ class _DryRun:
         """For the largest of the batches."""
         device = self.mesh.devices.flat[0]
         _title(f"Memory of each of {self.mesh.size} {device.platform} device(s)")
-        placed = place_batch(self.mesh, batch, self.config.training.accumulation_steps)
-        since = time.monotonic()
-        step = jit_train_step(self.task, self.optimizer, self.config, self.abstract)
-        compiled = step.lower(self.abstract, placed, jnp.array(True)).compile(QUICK_COMPILATION.get(device.platform))
-        seconds = time.monotonic() - since
+        parts = self.config.training.accumulation_steps
+        placed = place_batch(self.mesh, batch, parts)
+        compiled = self.compile(placed, parts, QUICK_COMPILATION.get(device.platform))
         sizes = {**state_bytes(self.abstract), "batch": bytes_on_a_device(placed)}
         for name, size in sizes.items():
             print(f"  {name:<16} {_gibibytes(size)}")
@@ -267,12 +272,14 @@ class _DryRun:
         if temporaries is None:
             print("  temporaries      not known: XLA does not say here")
         else:
-            print(f"  temporaries      {_gibibytes(temporaries)} for gradients, activations and logits by XLA's count")
+            print(f"  temporaries      {_gibibytes(temporaries)} for gradients, activations and logits, by XLA's count")
             sizes["temporaries"] = temporaries
         total = sum(sizes.values())
         print(f"  total            {_gibibytes(total)} with a batch of {_shapes(batch)}")
-        print(f"  All but the temporaries is exact. They are those of the program for {device.device_kind}, compiled in")
-        print(f"  {seconds:.1f} s; on another kind of device XLA makes another program.")
+        print(
+            f"  All but the temporaries is exact. They are those of XLA's program for {device.device_kind}; for another"
+        )
+        print("  kind of device it makes another program.")
         limit = device_limit(device)
         if limit is not None:
             found = f"{_gibibytes(total).strip()} of {_gibibytes(limit).strip()}"
@@ -287,11 +294,9 @@ class _DryRun:
         parts = min(training.accumulation_steps, 2)
         rows, reduced = self.reduce(batch, parts)
         _title(f"One step on {rows} rows of batch 0" + (f", in {parts} parts" if parts > 1 else ""))
-        config = dataclasses.replace(self.config, training=dataclasses.replace(training, accumulation_steps=parts))
-        placed, healthy = place_batch(self.mesh, reduced, parts), jnp.array(True)
+        placed = place_batch(self.mesh, reduced, parts)
         since = time.monotonic()
-        step = jit_train_step(self.task, self.optimizer, config, self.abstract)
-        compiled = step.lower(self.abstract, placed, healthy).compile()
+        compiled = self.compile(placed, parts)
         compile_seconds = time.monotonic() - since
         missing = self.missing_memory(compiled)
         if missing:
@@ -302,7 +307,7 @@ class _DryRun:
         state = jax.block_until_ready(self.fresh_state())
         init_seconds = time.monotonic() - since
         since = time.monotonic()
-        _, sums = compiled(state, placed, healthy)
+        _, sums = compiled(state, placed, jnp.array(True))
         sums = jax.device_get(sums)
         step_seconds = time.monotonic() - since
         nll = float(sums["nll"][0] / max(sums["nll"][1], 1))
@@ -310,10 +315,10 @@ class _DryRun:
         choices = self.task.view(reduced).num_choices
         print(f"  nll              {nll:.4f} nats; ln {choices:,} = {np.log(choices):.4f}")
         print(f"  gradient norm    {norm:.4g}")
-        print(f"  seconds          {step_seconds:.2f}, after {compile_seconds:.1f} to compile and {init_seconds:.1f} for parameters")
-        print("  This says nothing of a whole step's time.")
+        print(f"  seconds          {step_seconds:.2f}, which says nothing of a whole step's time;", end=" ")
+        print(f"{compile_seconds:.1f} before to compile it, {init_seconds:.1f} for the parameters")
         if training.initialize_from is None:
-            self.checks.append(check_loss(nll, choices))
+            self.checks.append(check_loss(nll, choices, self.config.model.d_model))
         self.checks.append(Check("finite loss and gradients", bool(sums["finite"][0]), f"gradient norm {norm:.4g}"))
         self.result |= {
             "loss_at_start": nll,
@@ -321,6 +326,21 @@ class _DryRun:
             "gradient_norm": norm,
             "step_seconds": step_seconds,
         }
+
+    def compile(self, placed: Any, parts: int, options: Any = None) -> Any:
+        """The program of an update with batches of such shapes, made once.
+
+        Args:
+          parts: the batch is computed in so many.
+          options: of the compiler.
+        """
+        key = (parts, *(leaf.shape for leaf in jax.tree.leaves(placed)))
+        if key not in self.programs:
+            training = dataclasses.replace(self.config.training, accumulation_steps=parts)
+            config = dataclasses.replace(self.config, training=training)
+            step = jit_train_step(self.task, self.optimizer, config, self.abstract)
+            self.programs[key] = step.lower(self.abstract, placed, jnp.array(True)).compile(options)
+        return self.programs[key]
 
     def reduce(self, batch: Any, parts: int) -> tuple[int, Any]:
         """The first rows of a batch: about ``REDUCED_POSITIONS``, at least two, one for each part and device."""

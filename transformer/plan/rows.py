@@ -37,7 +37,8 @@ def _show_tokens(view: TokenView, row: int) -> Iterator[str]:
             places += f", loss weights {_weights(np.asarray(view.loss_weights[row])[columns])}"
         yield places
         if view.tokenizer is not None:
-            yield f"    {_cut(_escaped(view.tokenizer.decode(ids.tolist())))}"
+            known = [i for i in ids.tolist() if 0 <= i < view.tokenizer.vocab_size]
+            yield f"    {_cut(_escaped(view.tokenizer.decode(known)))}"
         yield f"    {_joined([piece(int(i)) for i in ids])}"
     if len(numbers) > MOST_TEXTS:
         yield f"  and {len(numbers) - MOST_TEXTS} more"
@@ -99,7 +100,7 @@ def _weights(weights: np.ndarray) -> str:
 
 
 def show_attention(attention: Mapping[str, Callable[[int], Any]], row: int) -> Iterator[str]:
-    """Who sees whom in a row, in pictures side by side: a line for each query, from left to right the keys; # is seen."""
+    """Who sees whom in a row, in pictures side by side: a line for each query, a column for each key; # is seen."""
     pictures = []
     for name, visible_in in attention.items():
         visible = np.asarray(visible_in(row))

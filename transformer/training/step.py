@@ -50,9 +50,7 @@ def make_train_step(
     return train_step
 
 
-def jit_train_step(
-    task: Task, optimizer: optax.GradientTransformation, config: Config, state: TrainState
-) -> Any:
+def jit_train_step(task: Task, optimizer: optax.GradientTransformation, config: Config, state: TrainState) -> Any:
     """The step of a run, to be compiled; it takes over the memory of the state that it is given.
 
     Args:
