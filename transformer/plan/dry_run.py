@@ -321,9 +321,9 @@ class _DryRun:
             self.checks.append(check_loss(nll, choices, self.config.model.d_model))
         self.checks.append(Check("finite loss and gradients", bool(sums["finite"][0]), f"gradient norm {norm:.4g}"))
         self.result |= {
-            "loss_at_start": nll,
+            "loss_at_start": nll if np.isfinite(nll) else None,  # JSON knows no NaN
             "loss_of_chance": float(np.log(choices)),
-            "gradient_norm": norm,
+            "gradient_norm": norm if np.isfinite(norm) else None,
             "step_seconds": step_seconds,
         }
 

@@ -109,6 +109,6 @@ def show_attention(attention: Mapping[str, Callable[[int], Any]], row: int) -> I
         lines = ["".join("#" if seen else "." for seen in line) for line in visible[::step, ::step]]
         width = max(len(title), len(lines[0]))
         pictures.append([line.ljust(width) for line in (title, *lines)])
-    for lines in itertools.zip_longest(*pictures):
-        blank = (" " * len(picture[0]) for picture in pictures)
-        yield "   ".join(line or empty for line, empty in zip(lines, blank, strict=True)).rstrip()
+    blanks = [" " * len(picture[0]) for picture in pictures]
+    for parts in itertools.zip_longest(*pictures):
+        yield "   ".join(part or blank for part, blank in zip(parts, blanks, strict=True)).rstrip()

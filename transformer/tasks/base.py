@@ -200,7 +200,8 @@ def visible_in_row(mask: AttentionMask, num_queries: int, num_keys: int) -> Call
 
     def of_row(row: int) -> np.ndarray:
         own = jax.tree.map(lambda leaf: leaf[row : row + 1], mask)
-        return np.broadcast_to(visible(own, (0, num_queries), (0, num_keys))[0], (num_queries, num_keys))
+        seen = jax.jit(visible, static_argnums=(1, 2))(own, (0, num_queries), (0, num_keys))[0]
+        return np.broadcast_to(seen, (num_queries, num_keys))
 
     return of_row
 

@@ -122,7 +122,8 @@ class SentenceEmbeddingTask(BaseTask):
         }
 
     def view(self, batch: TextPairBatch) -> BatchView:
-        views, attention = [], {}
+        views: list[TokenView] = []
+        attention: dict[str, Any] = {}
         for name, (tokens, lengths) in (("first text", batch[:2]), ("second text", batch[2:4])):
             length = tokens.shape[1]
             view = TokenView(
