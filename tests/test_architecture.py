@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "tasks": {"config", "data", "decoding", "evaluation", "models", "progress", "types"},
     "training": {"config", "data", "evaluation", "progress", "tasks", "types"},
     "report": {"config", "evaluation", "progress", "types"},
+    "plan": {"config", "training", "types"},
     "interop": {"commands", "config", "data", "models", "progress", "tasks", "training", "types"},
     "__init__": {"training"},
 }

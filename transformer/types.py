@@ -8,7 +8,7 @@ Arrays of rank two and up end in the letters of their axes (``query_BTHK``):
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -146,6 +146,52 @@ class ImageBatch(NamedTuple):
     loss_weights: Any
 
 
+class TokenView(NamedTuple):
+    """One sequence of tokens for each row of a batch, for people and checks to read.
+
+    name          what it is in the batch
+    tokens        int [B, T]
+    segment_ids   int [B, T], 1, 2, ... for the texts of a row, 0 where nothing stands
+    num_ids       that the model knows: the tokens are below it
+    tokenizer     that decodes them; None for labels
+    names         of labels
+    positions     int [B, T]; None: 0, 1, 2, ...
+    loss_weights  float [B, T]; None: nothing is predicted here
+    first         what every text begins with; None: anything
+    last          what every text ends with; None: anything
+    most          a text of so many tokens was cut, and need not end with ``last``; None: none is cut
+    inside        special ids that may stand elsewhere in a text
+    """
+
+    name: str
+    tokens: Any
+    segment_ids: Any
+    num_ids: int
+    tokenizer: Any
+    names: Sequence[str] = ()
+    positions: Any = None
+    loss_weights: Any = None
+    first: int | None = None
+    last: int | None = None
+    most: int | None = None
+    inside: tuple[int, ...] = ()
+
+
+class BatchView(NamedTuple):
+    """What a batch holds, for people and checks to read.
+
+    tokens       in the order to be read
+    attention    who sees whom, by the name of the attention: the row's number -> bool [T, S]
+    num_choices  outcomes of a prediction: a model that knows nothing loses ln of it
+    notes        what else a row holds, such as its label: the row's number -> lines
+    """
+
+    tokens: tuple[TokenView, ...]
+    attention: Mapping[str, Callable[[int], Any]]
+    num_choices: int
+    notes: Callable[[int], list[str]] = lambda row: []
+
+
 class Candidate(NamedTuple):
     """An output and its score: what it was compared by with others for the same input, higher is better."""
 
@@ -200,6 +246,10 @@ class Task(Protocol):
         ``*_tokens``: real tokens by side; ``positions``: all positions, padding included; ``flops``: of the model's
         own formula, forward and backward.
         """
+        ...
+
+    def view(self, batch: Any) -> BatchView:
+        """What a training batch, or some rows of one, holds; for a dry run."""
         ...
 
     def evaluate(

@@ -1,11 +1,13 @@
 """What tasks have in common: what they ask of a config, how they run a model in training, the plain parts of the
 protocol."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
+import jax
 import numpy as np
 
 from transformer.config import Config, ModelConfig
@@ -13,6 +15,8 @@ from transformer.data.documents import DocumentList, DocumentSource, make_docume
 from transformer.data.sources import ParallelSource, cache_folder
 from transformer.data.store import Store, open_store
 from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizer, save_tokenizers
+from transformer.models.cache import layer_pattern
+from transformer.models.masks import AttentionMask, visible
 from transformer.models.named_parts import check_names
 from transformer.models.stacks import require_decoding
 from transformer.tasks.losses import LABEL_SMOOTHING_FORMS, add_auxiliary_losses, cross_entropy
@@ -116,6 +120,15 @@ class BaseTask:
             self._stores[split] = store
         return store
 
+    def _attention(self, name: str, mask: AttentionMask, length: int) -> dict[str, Callable[[int], np.ndarray]]:
+        """Of self-attention what :class:`transformer.types.BatchView` says, once for each window that layers have."""
+        windows = dict.fromkeys(layer.attention_window for layer in layer_pattern(self.config.model))
+        named = {name if len(windows) == 1 else f"{name}, window {window}": window for window in windows}
+        return {
+            name: visible_in_row(dataclasses.replace(mask, window=window), length, length)
+            for name, window in named.items()
+        }
+
     def _sums(self, logits: Any, targets: Any, weights: Any, collected: Mapping[str, Any]) -> Sums:
         """What ``loss`` gives for logits of classes or tokens, and for what layers collected."""
         training = self.config.training
@@ -180,6 +193,22 @@ def best_labels(
             yield [Candidate(names[label], float(values[label])) for label in best]
         else:
             yield [Candidate("", 0.0)] * num_best
+
+
+def visible_in_row(mask: AttentionMask, num_queries: int, num_keys: int) -> Callable[[int], np.ndarray]:
+    """Which keys each query of a row may see: the row's number -> bool [T, S]."""
+
+    def of_row(row: int) -> np.ndarray:
+        own = jax.tree.map(lambda leaf: leaf[row : row + 1], mask)
+        seen = jax.jit(visible, static_argnums=(1, 2))(own, (0, num_queries), (0, num_keys))[0]
+        return np.broadcast_to(seen, (num_queries, num_keys))
+
+    return of_row
+
+
+def segments_of(lengths: np.ndarray, length: int) -> np.ndarray:
+    """int32 [B, T]: 1 where a row of one text has a token, 0 where it is padding."""
+    return (np.arange(length) < lengths[:, None]).astype(np.int32)
 
 
 def run_model(model: Any, params: Params, rng: Any, *inputs: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:

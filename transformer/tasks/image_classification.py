@@ -29,7 +29,10 @@ from transformer.models.vision import ImageClassifier, check_vision, num_tokens,
 from transformer.progress import progress
 from transformer.tasks.base import BaseTask, best_labels, run_model
 from transformer.tasks.losses import add_auxiliary_losses
-from transformer.types import Candidate, ImageBatch, Params, Sums, UserError
+from transformer.types import BatchView, Candidate, ImageBatch, Params, Sums, UserError
+
+PICTURE_SIZE = 16  # the longer side of a picture in characters
+SHADES = " .:-=+*#%@"
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +123,19 @@ class ImageClassificationTask(BaseTask):
             "flops": TRAINING_FACTOR * (encoder_forward_flops(model, rows, length) + 2.0 * rows * first_and_last),
         }
 
+    def view(self, batch: ImageBatch) -> BatchView:
+        def notes(row: int) -> list[str]:
+            image, shares = batch.images[row], batch.label_weights[row]
+            classes = ", ".join(f"{self.classes.names[place]} {shares[place]:g}" for place in np.flatnonzero(shares))
+            shape = " x ".join(map(str, image.shape))
+            return [
+                f"image {shape}, values {image.min():.3g} to {image.max():.3g}, mean {image.mean():.3g}",
+                *picture(image),
+                f"class {classes}; loss weight {batch.loss_weights[row]:g}",
+            ]
+
+        return BatchView((), {}, len(self.classes.names), notes)
+
     # Scores
 
     def evaluate(
@@ -205,6 +221,15 @@ class ImageClassificationTask(BaseTask):
             filled = np.concatenate([inputs, np.zeros((rows - len(inputs), *inputs.shape[1:]), np.float32)])
             results[batch] = np.asarray(function(self.model, params, filled))[: len(inputs)]
         return results
+
+
+def picture(image: np.ndarray) -> list[str]:
+    """An image [H, W, C] in characters, dark to bright; of a large one every second pixel, or fewer."""
+    step = -(-max(image.shape[:2]) // PICTURE_SIZE)
+    grey = image[::step, ::step].mean(axis=-1)
+    spread = max(float(grey.max() - grey.min()), 1e-9)
+    shades = ((grey - grey.min()) / spread * (len(SHADES) - 1)).astype(int)
+    return ["".join(2 * SHADES[shade] for shade in line) for line in shades]
 
 
 def mixed_cross_entropy(

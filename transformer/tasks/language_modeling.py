@@ -23,7 +23,7 @@ from transformer.models.masks import AttentionMask
 from transformer.progress import progress
 from transformer.tasks.base import DocumentTask, run_model
 from transformer.tasks.text_generator import TextGenerator
-from transformer.types import Candidate, Params, Sums, TokenBatch, UserError
+from transformer.types import BatchView, Candidate, Params, Sums, TokenBatch, TokenView, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,26 @@ class LanguageModelingTask(DocumentTask):
             "positions": float(rows * length),
             "flops": TRAINING_FACTOR * forward,
         }
+
+    def view(self, batch: TokenBatch) -> BatchView:
+        data, eos_id, start_id = self.config.data, self.tokenizer.eos_id, self.tokenizer.start_id
+        inputs = TokenView(
+            "input",
+            batch.input_tokens,
+            batch.segment_ids,
+            self.model.vocab_size,
+            self.tokenizer,
+            positions=batch.positions,
+            inside=(eos_id,) if start_id is None else (eos_id, start_id),
+        )
+        targets = inputs._replace(name="target", tokens=batch.target_tokens, loss_weights=batch.loss_weights)
+        if data.batching == "stream":  # a row begins and ends anywhere
+            targets = targets._replace(inside=(eos_id,))
+        else:
+            targets = targets._replace(inside=(), last=eos_id, most=data.max_target_length)
+        mask = make_mask(batch, data.batching, self.config.model)
+        attention = self._attention("decoder", mask, batch.input_tokens.shape[1])
+        return BatchView((inputs, targets), attention, self.model.vocab_size)
 
     # Scores
 

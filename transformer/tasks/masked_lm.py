@@ -23,7 +23,7 @@ from transformer.models.masks import AttentionMask
 from transformer.progress import progress
 from transformer.tasks.base import DocumentTask, run_model
 from transformer.tasks.searching import group_by_length
-from transformer.types import Candidate, MaskedTokenBatch, Params, Sums, UserError
+from transformer.types import BatchView, Candidate, MaskedTokenBatch, Params, Sums, TokenView, UserError
 
 MARKS = ("<mask>", "[MASK]")  # what a user types where something is to be filled in
 LINES_AT_A_TIME = 1_024  # among which similar lengths are sought
@@ -96,6 +96,30 @@ class MaskedLMTask(DocumentTask):
             "positions": float(rows * length),
             "flops": TRAINING_FACTOR * forward,
         }
+
+    def view(self, batch: MaskedTokenBatch) -> BatchView:
+        inputs = TokenView(
+            "input",
+            batch.input_tokens,
+            batch.segment_ids,
+            self.model.vocab_size,
+            self.tokenizer,
+            positions=batch.positions,
+            first=self.tokenizer.bos_id,
+            last=self.tokenizer.eos_id,
+        )
+        targets = TokenView(
+            "what stood at the chosen places of the row",
+            batch.target_tokens,
+            (batch.loss_weights > 0).astype(np.int32),
+            self.model.vocab_size,
+            self.tokenizer,
+            positions=batch.masked_positions,
+            loss_weights=batch.loss_weights,
+        )
+        mask = make_mask(batch, packed=self.config.data.batching == "pack")
+        attention = self._attention("encoder", mask, batch.input_tokens.shape[1])
+        return BatchView((inputs, targets), attention, self.model.vocab_size)
 
     # Scores
 
@@ -259,13 +283,16 @@ def logits_and_sums(
     Args:
       packed: whether rows hold several texts.
     """
-    if packed:
-        mask = AttentionMask(query_segment_ids=batch.segment_ids, key_segment_ids=batch.segment_ids)
-    else:  # as little as is needed: more kernels understand that
-        lengths_B = jnp.sum(batch.segment_ids != 0, axis=1)
-        mask = AttentionMask(query_lengths=lengths_B, key_lengths=lengths_B)
-    positions_BT = batch.positions if packed else None
+    positions_BT, mask = batch.positions if packed else None, make_mask(batch, packed)
     return run_model(model, params, rng, batch.input_tokens, mask, batch.masked_positions, positions_BT=positions_BT)
+
+
+def make_mask(batch: MaskedTokenBatch, packed: bool) -> AttentionMask:
+    """Who sees whom in a batch: as little is said as is needed, since more kernels understand that."""
+    if packed:
+        return AttentionMask(query_segment_ids=batch.segment_ids, key_segment_ids=batch.segment_ids)
+    lengths_B = jnp.sum(batch.segment_ids != 0, axis=1)
+    return AttentionMask(query_lengths=lengths_B, key_lengths=lengths_B)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -23,9 +23,9 @@ from transformer.models.encoder_only import TextEmbedder
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.progress import progress
-from transformer.tasks.base import BaseTask, require_roles, run_model
+from transformer.tasks.base import BaseTask, require_roles, run_model, segments_of
 from transformer.tasks.losses import add_auxiliary_losses, cross_entropy
-from transformer.types import Candidate, Params, Sums, TextPairBatch, UserError
+from transformer.types import BatchView, Candidate, Params, Sums, TextPairBatch, TokenView, UserError
 
 TEMPERATURE = 0.05  # by which cosines are divided before the softmax
 LINES_AT_A_TIME = 1_024
@@ -114,6 +114,24 @@ class SentenceEmbeddingTask(BaseTask):
             "positions": float(num_rows * (first + second)),
             "flops": TRAINING_FACTOR * (forward + 2 * num_rows**2 * model.d_model),
         }
+
+    def view(self, batch: TextPairBatch) -> BatchView:
+        views: list[TokenView] = []
+        attention: dict[str, Any] = {}
+        for name, (tokens, lengths) in (("first text", batch[:2]), ("second text", batch[2:4])):
+            length = tokens.shape[1]
+            view = TokenView(
+                name,
+                tokens,
+                segments_of(lengths, length),
+                self.model.vocab_size,
+                self.tokenizer,
+                first=self.tokenizer.bos_id,
+                last=self.tokenizer.eos_id,
+            )
+            views.append(view)
+            attention |= self._attention(name, make_mask(lengths), length)
+        return BatchView(tuple(views), attention, int(np.count_nonzero(batch.loss_weights)))
 
     # Scores
 
@@ -250,7 +268,12 @@ def vectors_and_sums(
     model: TextEmbedder, params: Params, tokens_BT: Any, lengths_B: Any, rng: Any
 ) -> tuple[Any, Mapping[str, Any]]:
     """Vectors [B, D] of length 1 of the rows, and the sums that layers collect; see ``run_model``."""
-    return run_model(model, params, rng, tokens_BT, AttentionMask(query_lengths=lengths_B, key_lengths=lengths_B))
+    return run_model(model, params, rng, tokens_BT, make_mask(lengths_B))
+
+
+def make_mask(lengths_B: Any) -> AttentionMask:
+    """All tokens of a row see each other."""
+    return AttentionMask(query_lengths=lengths_B, key_lengths=lengths_B)
 
 
 @functools.partial(jax.jit, static_argnames="model")

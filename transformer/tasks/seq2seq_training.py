@@ -9,8 +9,8 @@ from transformer.data.pipeline import real_tokens
 from transformer.models.flops import TRAINING_FACTOR, seq2seq_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
-from transformer.tasks.base import BaseTask, run_model
-from transformer.types import Params, Seq2SeqBatch, Sums
+from transformer.tasks.base import BaseTask, run_model, visible_in_row
+from transformer.types import BatchView, Params, Seq2SeqBatch, Sums, TokenView
 
 
 class Seq2SeqTraining(BaseTask):
@@ -41,6 +41,42 @@ class Seq2SeqTraining(BaseTask):
             "positions": float(rows * (source_length + target_length)),
             "flops": TRAINING_FACTOR * forward,
         }
+
+    def view(self, batch: Seq2SeqBatch) -> BatchView:
+        source, target = self._side_tokenizers()[0], self.tokenizer
+        encoder = TokenView(
+            "encoder input",
+            batch.encoder_input_tokens,
+            batch.encoder_segment_ids,
+            self.model.source_vocab_size,
+            source,
+            positions=batch.encoder_positions,
+            last=source.eos_id,
+        )
+        decoder = TokenView(
+            "decoder input",
+            batch.decoder_input_tokens,
+            batch.decoder_segment_ids,
+            self.model.target_vocab_size,
+            target,
+            positions=batch.decoder_positions,
+            first=target.bos_id,
+        )
+        targets = decoder._replace(
+            name="decoder target",
+            tokens=batch.decoder_target_tokens,
+            loss_weights=batch.decoder_loss_weights,
+            first=None,
+            last=target.eos_id,
+        )
+        masks = make_masks(batch, packed=self.config.data.batching == "pack")
+        S, T = batch.encoder_input_tokens.shape[1], batch.decoder_input_tokens.shape[1]
+        attention = {
+            **self._attention("encoder", masks.encoder, S),
+            **self._attention("decoder", masks.decoder, T),
+            "cross": visible_in_row(masks.cross, T, S),
+        }
+        return BatchView((encoder, decoder, targets), attention, self.model.target_vocab_size)
 
 
 def logits(model: Seq2Seq, params: Params, batch: Seq2SeqBatch, *, packed: bool) -> Any:

@@ -31,8 +31,8 @@ from transformer.models.encoder_only import TextClassifier
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.progress import progress
-from transformer.tasks.base import BaseTask, best_labels, require_roles, run_model
-from transformer.types import Candidate, LabeledTextBatch, Params, Sums, UserError
+from transformer.tasks.base import BaseTask, best_labels, require_roles, run_model, segments_of
+from transformer.types import BatchView, Candidate, LabeledTextBatch, Params, Sums, TokenView, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +137,24 @@ class TextClassificationTask(BaseTask):
             "flops": TRAINING_FACTOR * (encoder_forward_flops(model, num_rows, length) + head),
         }
 
+    def view(self, batch: LabeledTextBatch) -> BatchView:
+        inputs = TokenView(
+            "input",
+            batch.input_tokens,
+            segments_of(batch.lengths, batch.input_tokens.shape[1]),
+            self.model.vocab_size,
+            self.tokenizer,
+            first=self.tokenizer.bos_id,
+            last=self.tokenizer.eos_id,
+            inside=(self.tokenizer.eos_id,) if self.labels.pairs else (),
+        )
+
+        def notes(row: int) -> list[str]:
+            return [f"label {self.labels.names[batch.labels[row]]}, loss weight {batch.loss_weights[row]:g}"]
+
+        attention = self._attention("encoder", make_mask(batch), batch.input_tokens.shape[1])
+        return BatchView((inputs,), attention, len(self.labels.names), notes)
+
     # Scores
 
     def evaluate(
@@ -220,8 +238,12 @@ def logits_and_sums(
     model: TextClassifier, params: Params, batch: LabeledTextBatch, rng: Any
 ) -> tuple[Any, Mapping[str, Any]]:
     """Scores [B, C] of all labels for every row, and the sums that layers collect; see ``run_model``."""
-    mask = AttentionMask(query_lengths=batch.lengths, key_lengths=batch.lengths)
-    return run_model(model, params, rng, batch.input_tokens, mask, token_types_BT=batch.token_types)
+    return run_model(model, params, rng, batch.input_tokens, make_mask(batch), token_types_BT=batch.token_types)
+
+
+def make_mask(batch: LabeledTextBatch) -> AttentionMask:
+    """All tokens of a row see each other."""
+    return AttentionMask(query_lengths=batch.lengths, key_lengths=batch.lengths)
 
 
 @functools.partial(jax.jit, static_argnames="model")

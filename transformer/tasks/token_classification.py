@@ -21,8 +21,8 @@ from transformer.models.encoder_only import TokenClassifier
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.progress import progress
-from transformer.tasks.base import BaseTask, require_roles, run_model
-from transformer.types import Candidate, LabeledTextBatch, Params, Sums, UserError
+from transformer.tasks.base import BaseTask, require_roles, run_model, segments_of
+from transformer.types import BatchView, Candidate, LabeledTextBatch, Params, Sums, TokenView, UserError
 
 LINES_AT_A_TIME = 1_024
 
@@ -120,6 +120,28 @@ class TokenClassificationTask(BaseTask):
             "flops": TRAINING_FACTOR * (encoder_forward_flops(model, num_rows, length) + head),
         }
 
+    def view(self, batch: LabeledTextBatch) -> BatchView:
+        inputs = TokenView(
+            "input",
+            batch.input_tokens,
+            segments_of(batch.lengths, batch.input_tokens.shape[1]),
+            self.model.vocab_size,
+            self.tokenizer,
+            first=self.tokenizer.bos_id,
+            last=self.tokenizer.eos_id,
+        )
+        labels = TokenView(
+            "labels of the tokens that begin a word",
+            batch.labels,
+            (batch.loss_weights > 0).astype(np.int32),
+            len(self.labels.names),
+            None,
+            names=self.labels.names,
+            loss_weights=batch.loss_weights,
+        )
+        attention = self._attention("encoder", make_mask(batch), batch.input_tokens.shape[1])
+        return BatchView((inputs, labels), attention, len(self.labels.names))
+
     # Scores
 
     def evaluate(
@@ -207,8 +229,12 @@ def logits_and_sums(
     model: TokenClassifier, params: Params, batch: LabeledTextBatch, rng: Any
 ) -> tuple[Any, Mapping[str, Any]]:
     """Scores [B, T, C] of all labels at every position, and the sums that layers collect; see ``run_model``."""
-    mask = AttentionMask(query_lengths=batch.lengths, key_lengths=batch.lengths)
-    return run_model(model, params, rng, batch.input_tokens, mask)
+    return run_model(model, params, rng, batch.input_tokens, make_mask(batch))
+
+
+def make_mask(batch: LabeledTextBatch) -> AttentionMask:
+    """All tokens of a row see each other."""
+    return AttentionMask(query_lengths=batch.lengths, key_lengths=batch.lengths)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -210,6 +210,16 @@ class Checkpoints:
         items = {name: _read(self.folder / str(step) / name, tree) for name, tree in target.items()}
         return Restored(step, items, self._manifest(step)["metadata"])
 
+    def newest(self, target: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
+        """The step that :meth:`restore` would read, and its metadata, after the same checks; None if there is none.
+
+        Raises:
+          UserError: as :meth:`restore`.
+        """
+        self.wait()
+        whole = self._newest_whole(1, target, every_file=True)
+        return (whole[0], self._manifest(whole[0])["metadata"]) if whole else None
+
     def params_shapes(self) -> Params:
         """Shape and dtype of every parameter of the newest checkpoint.
 

@@ -3,7 +3,8 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from transformer.data.labeled_text import LABELS_NAME
 from transformer.tasks import make_task
 from transformer.training.checkpoints import Checkpoints
 from transformer.training.partitioning import unbox
+from transformer.training.state import TrainState
 from transformer.training.workdir import CHECKPOINTS, LOWER_IS_BETTER, read_config
 from transformer.types import Params, Task, UserError
 
@@ -80,6 +82,12 @@ def open_checkpoints(workdir: Path, config: Config) -> Checkpoints:
     )
 
 
+def checkpoint_items(state: TrainState) -> dict[str, Any]:
+    """The state as checkpoints hold it, by item."""
+    items = {"params": state.params, "state": {"step": state.step, "optimizer": state.optimizer}}
+    return items if state.ema is None else {**items, "ema": state.ema}
+
+
 def read_params(
     workdir: Path, config: Config, task: Task, checkpoint: str | int, weights: str
 ) -> tuple[Params, dict[str, Any]]:
@@ -139,6 +147,38 @@ def read_parts(workdir: Path, config: Config, task: Task, own: Path) -> Params:
 def _labels(workdir: Path) -> Any:
     path = workdir / LABELS_NAME
     return json.loads(path.read_text(encoding="utf-8"))["names"] if path.exists() else None
+
+
+def open_task(config: Config, workdir: Path | None) -> Task:
+    """The task of a run that is to be trained.
+
+    Args:
+      workdir: of a run that goes on, whose tokenizer and other assets are used; None: the run starts anew, with those
+        of the run that ``training.initialize_from`` names, or such as are made from the data.
+    """
+    if workdir is not None:
+        return make_task(config, workdir)
+    if config.training.initialize_from is None:
+        return make_task(config)
+    with tempfile.TemporaryDirectory() as folder:
+        copy_tokenizer(Path(config.training.initialize_from), Path(folder))
+        return make_task(config, Path(folder))
+
+
+def fingerprints(task: Task) -> dict[str, str]:
+    """What a checkpoint says of the data and the assets it was trained with."""
+    return {"data_fingerprint": task.data_fingerprint(), "assets_fingerprint": task.assets_fingerprint()}
+
+
+def require_fingerprints(found: Mapping[str, str], metadata: Mapping[str, Any], checkpoint: str) -> None:
+    """Raise a ``UserError`` unless :func:`fingerprints` are those of a checkpoint's metadata."""
+    for name, value in found.items():
+        same = metadata[name] == value if name == "data_fingerprint" else same_assets(metadata[name], value)
+        if not same:
+            what = "training data" if name == "data_fingerprint" else "tokenizer"
+            raise UserError(
+                f"the {what} is not what checkpoint {checkpoint} was trained with; put it back or use another --workdir"
+            )
 
 
 def copy_tokenizer(workdir: Path, folder: Path) -> None:

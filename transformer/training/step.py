@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from transformer.config import TrainingConfig
+from transformer.config import Config, TrainingConfig
 from transformer.training.state import TrainState
 from transformer.types import Sums, Task
 
@@ -64,6 +64,29 @@ def count_parts(config: TrainingConfig, batch: Any, num_devices: int) -> int:
     num_rows, length = max(shapes, key=lambda shape: shape[1])
     rows_at_a_time = max(config.max_tokens_per_device // length, 1)
     return -(-num_rows // (num_devices * rows_at_a_time))
+
+
+def jit_train_step(
+    task: Task, optimizer: optax.GradientTransformation, config: Config, state: TrainState, num_parts: int
+) -> Any:
+    """The step of a run, to be compiled; it takes over the memory of the state that it is given.
+
+    Args:
+      config: of the run.
+      state: live or abstract; the new one lies where it lies.
+      num_parts: in which a batch is computed; see :func:`count_parts`.
+    """
+    training = config.training
+    step = make_train_step(
+        task,
+        optimizer,
+        seed=config.seed,
+        accumulation_steps=num_parts,
+        ema_decay=training.ema_decay,
+        trainable=training.trainable,
+    )
+    places = jax.tree.map(lambda leaf: leaf.sharding, state)
+    return jax.jit(step, donate_argnums=0, out_shardings=(places, None))
 
 
 def gradients(

@@ -3,9 +3,8 @@
 import functools
 import logging
 import math
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,25 @@ import numpy as np
 from transformer.config import Config
 from transformer.data.pipeline import prefetch
 from transformer.progress import progress
-from transformer.tasks import check_training, make_task
+from transformer.tasks import check_training
 from transformer.training import workdir as workdirs
 from transformer.training.devices import peak_flops, select_platform
-from transformer.training.loading import copy_tokenizer, open_checkpoints, read_parts, same_assets
+from transformer.training.loading import (
+    checkpoint_items,
+    fingerprints,
+    open_checkpoints,
+    open_task,
+    read_parts,
+    require_fingerprints,
+)
 from transformer.training.metrics_log import MetricsLog
 from transformer.training.optimizers import make_optimizer
 from transformer.training.partitioning import LOGICAL_AXES, make_mesh, place_batch
 from transformer.training.schedules import make_schedule
 from transformer.training.signals import Preempted, StopSignals
 from transformer.training.state import TrainState, abstract_state, count_active_parameters, init_state
-from transformer.training.step import count_parts, first_non_finite, make_train_step
-from transformer.types import Sums, Task, UserError
+from transformer.training.step import count_parts, first_non_finite, jit_train_step
+from transformer.types import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +69,16 @@ class Trainer:
         self.schedule = make_schedule(training, config.model.d_model)
         self.checkpoints = open_checkpoints(workdir, config)
         self.workdir = workdir
-        self.task = self._make_task()
+        self.task = open_task(config, workdir if self.checkpoints.steps() else None)
         self.task.save_assets(workdir)
-        self.fingerprints = {"data": self.task.data_fingerprint(), "assets": self.task.assets_fingerprint()}
+        self.fingerprints = fingerprints(self.task)
         self.optimizer = make_optimizer(training, self.schedule)
         self.state, self.seconds = self._restore_or_init()
         self.step = int(self.state.step)
         self.metrics = MetricsLog(workdir, self.step)
-        self.train_step = functools.cache(self._make_train_step)
+        self.train_step = functools.cache(
+            lambda parts: jit_train_step(self.task, self.optimizer, config, self.state, parts)
+        )
         self.healthy: Any = jnp.array(True)
         self.interval = Interval()
         self.shapes: set[Any] = set()
@@ -106,29 +114,6 @@ class Trainer:
         logger.info("stopped at step %d of %d; the same command goes on from there", self.step, training.num_steps)
         return training.preempted_exit_code if self.signals.received else 0
 
-    def _make_task(self) -> Task:
-        """With the tokenizer and whatever else the run has in its workdir, or with that of the run it starts from."""
-        if self.checkpoints.steps():
-            return make_task(self.config, self.workdir)
-        if self.config.training.initialize_from is None:
-            return make_task(self.config)
-        with tempfile.TemporaryDirectory() as folder:
-            copy_tokenizer(Path(self.config.training.initialize_from), Path(folder))
-            return make_task(self.config, Path(folder))
-
-    def _make_train_step(self, parts: int) -> Callable[[TrainState, Any, Any], tuple[TrainState, Sums]]:
-        """The compiled step for batches that are computed in so many parts."""
-        step = make_train_step(
-            self.task,
-            self.optimizer,
-            seed=self.config.seed,
-            accumulation_steps=parts,
-            ema_decay=self.config.training.ema_decay,
-            trainable=self.config.training.trainable,
-        )
-        places = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        return jax.jit(step, donate_argnums=0, out_shardings=(places, None))
-
     def close(self) -> None:
         self.checkpoints.close()
         self.metrics.close()
@@ -146,25 +131,13 @@ class Trainer:
             self.mesh.size,
             self.mesh.devices.flat[0].platform,
         )
-        items = {"params": abstract.params, "state": {"step": abstract.step, "optimizer": abstract.optimizer}}
-        if abstract.ema is not None:
-            items["ema"] = abstract.ema
-        restored = self.checkpoints.restore(items)
+        restored = self.checkpoints.restore(checkpoint_items(abstract))
         if restored is None:
             params = None
             if training.initialize_from is not None:
                 params = read_parts(Path(training.initialize_from), self.config, self.task, self.workdir)
             return init_state(self.task, self.optimizer, abstract, self.config.seed, params), 0.0
-        known, found = restored.metadata, self.fingerprints
-        for what, same in (
-            ("training data", known["data_fingerprint"] == found["data"]),
-            ("tokenizer", same_assets(known["assets_fingerprint"], found["assets"])),
-        ):
-            if not same:
-                raise UserError(
-                    f"the {what} is not what checkpoint {restored.step} in {self.checkpoints.folder} was trained with; "
-                    "put it back or use another --workdir"
-                )
+        require_fingerprints(self.fingerprints, restored.metadata, f"{restored.step} in {self.checkpoints.folder}")
         logger.info("going on from step %d in %s", restored.step, self.checkpoints.folder)
         saved = restored.items
         state = TrainState(saved["state"]["step"], saved["params"], saved["state"]["optimizer"], saved.get("ema"))
@@ -237,7 +210,7 @@ class Trainer:
         self._require_finite(self.healthy)
         since = time.monotonic()
         metadata = {
-            **{f"{name}_fingerprint": found for name, found in self.fingerprints.items()},
+            **self.fingerprints,
             "seconds": self.seconds + self.interval.elapsed(),
         }
         state = {"step": self.state.step, "optimizer": self.state.optimizer}
@@ -274,6 +247,11 @@ class Trainer:
 
 SHOWN = ("loss", "nll_per_token", "accuracy", "learning_rate", "gradient_norm", "target_tokens_per_second", "epoch")
 """Of a report's numbers, those that are printed."""
+
+
+def padding_share(work: Mapping[str, float]) -> float:
+    """The share of all positions that hold no token, of what :meth:`transformer.types.Task.work` gives."""
+    return 1 - sum(value for name, value in work.items() if name.endswith("_tokens")) / work["positions"]
 
 
 class Interval:
@@ -319,8 +297,8 @@ class Interval:
         values["seconds_compiling"] = self._seconds["compile"]
         work = dict(self._work)
         if work:
-            tokens = sum(value for name, value in work.items() if name.endswith("_tokens"))
-            values["padding_share"] = 1 - tokens / work.pop("positions")
+            values["padding_share"] = padding_share(work)
+            del work["positions"]
             values |= {f"{name}_per_second": value / seconds for name, value in work.items()}
             peak = peak_flops(mesh.devices.flat[0])
             if peak is not None:

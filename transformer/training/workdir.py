@@ -26,8 +26,7 @@ def opened(workdir: Path, config: Config) -> Iterator[None]:
       UserError: if another process trains there, if it holds another experiment (showing how they differ), or if it
         cannot be written.
     """
-    if workdir.exists() and not workdir.is_dir():
-        raise UserError(f"--workdir={workdir} is a file; give a folder")
+    require_no_file(workdir)
     with contextlib.ExitStack() as stack:
         try:
             workdir.mkdir(parents=True, exist_ok=True)
@@ -49,18 +48,30 @@ def opened(workdir: Path, config: Config) -> Iterator[None]:
         yield
 
 
+def require_no_file(workdir: Path) -> None:
+    """Raise a ``UserError`` if there is something else than a folder."""
+    if workdir.exists() and not workdir.is_dir():
+        raise UserError(f"--workdir={workdir} is a file; give a folder")
+
+
+def require_same_experiment(workdir: Path, config: Config) -> None:
+    """Raise a ``UserError``, which shows how they differ, if the workdir has checkpoints of another experiment."""
+    if not any((workdir / CHECKPOINTS).glob("[0-9]*")):
+        return
+    changed = differences(read_config(workdir), config)
+    if changed:
+        shown = "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, (old, new) in changed.items())
+        raise UserError(
+            f"{workdir} holds another experiment:\n{shown}\n"
+            f"Use another --workdir. What may change when a run goes on: {', '.join(HARMLESS_KEYS)}, and "
+            "training.num_steps where the schedule does not depend on it."
+        )
+
+
 def _keep_config(workdir: Path, config: Config) -> None:
     """Write the config, if the checkpoints that may be there are this experiment's."""
     path = workdir / CONFIG
-    if any((workdir / CHECKPOINTS).glob("[0-9]*")):
-        changed = differences(read_config(workdir), config)
-        if changed:
-            shown = "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, (old, new) in changed.items())
-            raise UserError(
-                f"{workdir} holds another experiment:\n{shown}\n"
-                f"Use another --workdir. What may change when a run goes on: {', '.join(HARMLESS_KEYS)}, and "
-                "training.num_steps where the schedule does not depend on it."
-            )
+    require_same_experiment(workdir, config)
     try:
         partial = path.with_suffix(".partial")
         partial.write_text(to_json(config))

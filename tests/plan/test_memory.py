@@ -1,0 +1,58 @@
+"""Counts of parameters and bytes, against the arrays of a real state."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests.plan.families import family
+from transformer.config import MeshConfig
+from transformer.plan.memory import bytes_on_a_device, parts_of, state_bytes
+from transformer.tasks import make_task
+from transformer.training.optimizers import make_optimizer
+from transformer.training.partitioning import make_mesh, place_batch, unbox
+from transformer.training.schedules import make_schedule
+from transformer.training.state import abstract_state
+
+KEY = jax.random.key(0)
+
+
+def on_first_device(tree) -> int:
+    """Bytes of the shards that really lie there."""
+    device = jax.devices()[0]
+    return sum(shard.data.nbytes for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards
+               if shard.device == device)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("task", "optimizer", "ema"), [("translation", "adam", 0.9), ("language_modeling", "adafactor", None)]
+)
+def test_bytes_and_counts_are_those_of_the_real_state(task, optimizer, ema, tmp_path):
+    config = family(task, str(tmp_path), optimizer=optimizer, ema_decay=ema)
+    experts = dataclasses.replace(config.model, num_experts=3, experts_per_token=2)
+    config = dataclasses.replace(config, model=experts, mesh=dataclasses.replace(config.mesh, data=-1))
+    task, mesh = make_task(config), make_mesh(config.mesh)
+    optimizer = make_optimizer(config.training, make_schedule(config.training, config.model.d_model))
+    abstract = abstract_state(task, optimizer, ema is not None, mesh)
+    state = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), abstract)
+    assert jax.tree.map(np.shape, state.params) == jax.tree.map(np.shape, unbox(jax.eval_shape(task.init, KEY)))
+    parts = {"parameters": state.params, "optimizer": (state.step, state.optimizer), "ema": state.ema}
+    expected = {name: on_first_device(part) for name, part in parts.items() if part is not None}
+    assert state_bytes(abstract) == state_bytes(state) == expected
+
+    sizes = {part.name: part for part in parts_of(abstract.params, config.model)}
+    assert sizes["total"].total == sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    tops = [part for name, part in sizes.items() if "/" not in name and name != "total"]
+    assert sum(part.total for part in tops) == sizes["total"].total
+    assert sum(part.active for part in tops) == sizes["total"].active < sizes["total"].total
+    for part in tops:
+        inner = [size.total for name, size in sizes.items() if name.startswith(part.name + "/")]
+        assert not inner or sum(inner) == part.total
+
+
+def test_a_batch_is_shared_out_over_devices():
+    mesh = make_mesh(MeshConfig())
+    assert mesh.size > 1
+    placed = place_batch(mesh, [np.zeros((2 * mesh.size - 1, 3), np.float32), np.zeros(5, np.int32)])
+    assert bytes_on_a_device(placed) == on_first_device(placed) == 2 * 3 * 4 + -(-5 // mesh.size) * 4

@@ -1,0 +1,1 @@
+"""What a run will be, looked at before it costs anything."""

@@ -1,0 +1,389 @@
+"""A dry run: everything of a training run but the hours, looked at and checked on the machine that is there."""
+
+import dataclasses
+import json
+import logging
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.config import Config, flatten
+from transformer.plan.checks import BatchChecks, Check, check_loss, check_special_ids, failed
+from transformer.plan.memory import (
+    QUICK_COMPILATION,
+    bytes_on_a_device,
+    device_limit,
+    host_memory,
+    parts_of,
+    state_bytes,
+    temporary_bytes,
+)
+from transformer.plan.rows import show_attention, show_row
+from transformer.training.devices import select_platform
+from transformer.training.loading import (
+    checkpoint_items,
+    fingerprints,
+    open_checkpoints,
+    open_task,
+    read_parts,
+    require_fingerprints,
+)
+from transformer.training.optimizers import make_optimizer
+from transformer.training.partitioning import LOGICAL_AXES, make_mesh, place_batch
+from transformer.training.schedules import make_schedule
+from transformer.training.state import TrainState, abstract_state, init_state
+from transformer.training.step import count_parts, jit_train_step
+from transformer.training.trainer import padding_share
+from transformer.training.workdir import require_no_file, require_same_experiment
+from transformer.types import Task, UserError
+
+NUM_BATCHES = 100  # that are looked at; at most an epoch
+NUM_SHOWN = 3  # of them are shown
+ROWS_SHOWN = 2  # of each
+REDUCED_POSITIONS = 1_024  # of the batch of the one real step, in about so many positions
+
+logger = logging.getLogger(__name__)
+
+
+def dry_run(config: Config, workdir: Path) -> int:
+    """Build all that training would, run one step on a few rows, and print what it comes to.
+
+    Nothing is written but tokenised text and compiled programs, into the caches that training uses too. The last line
+    of standard output is one JSON object.
+
+    Args:
+      workdir: of the run, which need not be there; it is left as it is.
+
+    Returns:
+      The exit code: 0, or 1 if a check failed.
+
+    Raises:
+      UserError: for mistakes in config or data.
+    """
+    require_no_file(workdir)
+    select_platform(config.mesh.platform)
+    mesh = make_mesh(config.mesh)
+    with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXES):
+        result, checks = _DryRun(config, workdir, mesh).run()
+    names = failed(checks)
+    print(json.dumps({**result, "failed": names}))
+    return 1 if names else 0
+
+
+class _Batches(NamedTuple):
+    """The first batches of a run.
+
+    first    as many as are shown
+    largest  that with the most positions
+    work     what each amounts to, see :meth:`transformer.types.Task.work`
+    shapes   how many have which shapes
+    """
+
+    first: list[Any]
+    largest: Any
+    work: list[dict[str, float]]
+    shapes: dict[str, int]
+
+
+class _DryRun:
+    """A run that is not run: its parts, and a method for each section of what is printed."""
+
+    def __init__(self, config: Config, workdir: Path, mesh: jax.sharding.Mesh):
+        self.config, self.workdir, self.mesh = config, workdir, mesh
+        self.schedule = make_schedule(config.training, config.model.d_model)
+        self.optimizer = make_optimizer(config.training, self.schedule)
+        self.checkpoints = open_checkpoints(workdir, config)
+        self.checks: list[Check] = []
+        self.result: dict[str, Any] = {}
+        self.programs: dict[Any, Any] = {}
+
+    def run(self) -> tuple[dict[str, Any], list[Check]]:
+        """Print all sections; give the figures, and what was checked."""
+        self.show_config()
+        self.open_task()
+        self.abstract = abstract_state(self.task, self.optimizer, self.config.training.ema_decay is not None, self.mesh)
+        self.show_workdir()
+        self.show_parameters()
+        self.show_schedule()
+        batches = self.look_at_batches()
+        self.show_batches(batches)
+        self.show_flops(batches.work)
+        self.show_rows(batches.first)
+        self.show_step(batches.first[0])
+        self.show_memory(batches.largest)
+        self.show_checks()
+        return self.result, self.checks
+
+    def show_config(self) -> None:
+        _title("Config")
+        defaults = dict(flatten(Config()))
+        print(f"  task={self.config.task}, seed={self.config.seed}; all else that differs from the defaults:")
+        for key, value in flatten(self.config):
+            if value != defaults[key] and key not in ("task", "seed"):
+                print(f"  {key} = {value!r} (default {defaults[key]!r})")
+        kind = self.mesh.devices.flat[0].device_kind
+        shape = ", ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items())
+        print(f"  mesh: {shape}, of {self.mesh.size} {self.mesh.devices.flat[0].platform} device(s), {kind}")
+
+    def open_task(self) -> None:
+        """The task as training would open it; another experiment's workdir is not touched."""
+        self.refusal = ""
+        try:
+            require_same_experiment(self.workdir, self.config)
+        except UserError as error:
+            self.refusal = str(error)
+        goes_on = bool(self.checkpoints.steps()) and not self.refusal
+        self.task: Task = open_task(self.config, self.workdir if goes_on else None)
+
+    def show_workdir(self) -> None:
+        """What the command would find there without --dry_run."""
+        _title("Workdir")
+        num_steps, start = self.config.training.num_steps, 0
+        if not self.refusal:
+            try:
+                found = self.checkpoints.newest(checkpoint_items(self.abstract))
+                if found is not None:
+                    start, metadata = found
+                    place = f"{start} in {self.checkpoints.folder}"
+                    require_fingerprints(fingerprints(self.task), metadata, place)
+            except UserError as error:
+                self.refusal = str(error)
+        if self.refusal:
+            text = f"training would refuse it: {self.refusal}"
+        elif start:
+            left = max(num_steps - start, 0)
+            text = f"{self.workdir} holds this run: it would go on from step {start:,}, with {left:,} steps left"
+        else:
+            text = f"{self.workdir} {'holds no checkpoint' if self.workdir.exists() else 'is not there yet'}: a new run"
+        print("\n".join(f"  {line}" for line in text.splitlines()))
+        self.checks.append(Check("workdir", not self.refusal, text.splitlines()[0]))
+        self.result["start_step"] = start
+
+    def show_parameters(self) -> None:
+        _title("Parameters")
+        parts = parts_of(self.abstract.params, self.config.model)
+        sparse = parts[-1].active != parts[-1].total
+        for name, total, active in parts:
+            indent = "    " if "/" in name else "  "
+            print(f"{indent + name:<34}{total:>16,}" + (f"{active:>16,} active" if sparse else ""))
+        self.result |= {"num_parameters": parts[-1].total, "num_active_parameters": parts[-1].active}
+
+    def show_schedule(self) -> None:
+        training = self.config.training
+        _title(f"Learning rate ({training.schedule}, {training.num_steps:,} steps)")
+        rates = np.asarray(self.schedule(np.arange(training.num_steps)), np.float64) * np.ones(training.num_steps)
+        peak = int(rates.argmax()) + 1
+        steps = {
+            1,
+            training.warmup_steps // 2,
+            training.warmup_steps,
+            peak,
+            training.num_steps // 2,
+            training.num_steps,
+        }
+        for step in sorted(step for step in steps if 1 <= step <= training.num_steps):
+            print(f"  step {step:>9,}: {rates[step - 1]:.4g}{' (the peak)' if step == peak else ''}")
+        self.result["peak_learning_rate"] = float(rates[peak - 1])
+
+    def look_at_batches(self) -> _Batches:
+        """Build the first batches, and check all of them."""
+        checks, first, work, largest, most = BatchChecks(), [], [], None, -1.0
+        shapes: dict[str, int] = {}
+        for number in range(min(NUM_BATCHES, self.task.steps_per_epoch())):
+            batch = self.task.batch(number)
+            view = self.task.view(batch)
+            checks.add(number, view)
+            if number == 0:
+                self.checks.append(check_special_ids(view))
+            if number < NUM_SHOWN:
+                first.append(batch)
+            work.append(dict(self.task.work(batch)))
+            if work[-1]["positions"] > most:
+                largest, most = batch, work[-1]["positions"]
+            shape = _shapes(batch)
+            shapes[shape] = shapes.get(shape, 0) + 1
+        self.checks += checks.results()
+        return _Batches(first, largest, work, shapes)
+
+    def show_batches(self, batches: _Batches) -> None:
+        work, per_epoch, training = batches.work, self.task.steps_per_epoch(), self.config.training
+        _title(f"Batches: the first {len(work)} of {per_epoch:,} an epoch")
+        for name in (name for name in work[0] if name != "flops"):
+            values = [each[name] for each in work]
+            figures = {"mean": np.mean(values), "least": min(values), "most": max(values)}
+            print(f"  {name:<16}", "   ".join(f"{what} {value:>10,.0f}" for what, value in figures.items()))
+        totals = {name: sum(each[name] for each in work) for name in work[0]}
+        share = padding_share(totals)
+        print(f"  padding          {share:.1%} of the positions")
+        for shape, number in sorted(batches.shapes.items(), key=lambda item: -item[1]):
+            print(f"  shapes           {shape}: {number} batches")
+        epochs = training.num_steps / per_epoch
+        print(f"  the run          {training.num_steps:,} steps, {epochs:,.2f} epochs", end="")
+        print(" of batch 0 (training.overfit_one_batch)" if training.overfit_one_batch else "")
+        tokens = {name: total / len(work) for name, total in totals.items() if name.endswith("_tokens")}
+        self.result |= {
+            "batches_per_epoch": per_epoch,
+            "epochs": epochs,
+            "tokens_per_step": tokens,
+            "padding_share": share,
+        }
+
+    def show_flops(self, work: list[dict[str, float]]) -> None:
+        """Of matrix products, by models/flops.py."""
+        _title("FLOPs of matrix products, forward and backward, padding included")
+        a_step = float(np.mean([each["flops"] for each in work]))
+        tokens = sum(self.result["tokens_per_step"].values())
+        run = a_step * self.config.training.num_steps
+        print(f"  a step           {a_step:.4g}, the mean of these batches")
+        print(f"  a real token     {a_step / tokens:.4g}, of all sides together")
+        print(f"  the run          {run:.3g}")
+        self.result |= {"flops_per_step": a_step, "flops_per_token": a_step / tokens, "flops_of_run": run}
+
+    def show_rows(self, batches: list[Any]) -> None:
+        for number, batch in enumerate(batches):
+            view = self.task.view(batch)
+            for row in range(min(ROWS_SHOWN, len(jax.tree.leaves(batch)[0]))):
+                _title(f"Batch {number}, row {row}")
+                for line in show_row(view, row):
+                    print(f"  {line}")
+        view = self.task.view(batches[0])
+        if view.attention:
+            _title("Who sees whom in batch 0, row 0")
+            for line in show_attention(view.attention, 0):
+                print(f"  {line}")
+
+    def show_memory(self, batch: Any) -> None:
+        """For the largest of the batches."""
+        device = self.mesh.devices.flat[0]
+        _title(f"Memory of each of {self.mesh.size} {device.platform} device(s)")
+        parts = count_parts(self.config.training, batch, self.mesh.size)
+        placed = place_batch(self.mesh, batch, parts)
+        compiled = self.compile(placed, parts, QUICK_COMPILATION.get(device.platform))
+        sizes = {**state_bytes(self.abstract), "batch": bytes_on_a_device(placed)}
+        for name, size in sizes.items():
+            print(f"  {name:<16} {_gibibytes(size)}")
+        temporaries = temporary_bytes(compiled)
+        if temporaries is None:
+            print("  temporaries      not known: XLA does not say here")
+        else:
+            print(f"  temporaries      {_gibibytes(temporaries)} for gradients, activations and logits, by XLA's count")
+            sizes["temporaries"] = temporaries
+        total = sum(sizes.values())
+        in_parts = f", computed in {parts} parts" if parts > 1 else ""
+        print(f"  total            {_gibibytes(total)} with a batch of {_shapes(batch)}{in_parts}")
+        print(
+            f"  All but the temporaries is exact. They are those of XLA's program for {device.device_kind}; for another"
+        )
+        print("  kind of device it makes another program.")
+        limit = device_limit(device)
+        if limit is not None:
+            found = f"{_gibibytes(total).strip()} of {_gibibytes(limit).strip()}"
+            if total > limit:
+                found += "; set training.max_tokens_per_device lower, or the size of a batch"
+            self.checks.append(Check("memory", total <= limit, found))
+        self.result["bytes_per_device"] = {**sizes, "total": total}
+
+    def show_step(self, batch: Any) -> None:
+        """One real update, on a few rows of a batch."""
+        training = self.config.training
+        parts = min(count_parts(training, batch, self.mesh.size), 2)
+        rows, reduced = self.reduce(batch, parts)
+        _title(f"One step on {rows} rows of batch 0" + (f", in {parts} parts" if parts > 1 else ""))
+        placed = place_batch(self.mesh, reduced, parts)
+        since = time.monotonic()
+        compiled = self.compile(placed, parts)
+        compile_seconds = time.monotonic() - since
+        missing = self.missing_memory(compiled)
+        if missing:
+            print(f"  not run: {missing}")
+            self.result |= {"loss_at_start": None, "step_seconds": None}
+            return
+        since = time.monotonic()
+        state = jax.block_until_ready(self.fresh_state())
+        init_seconds = time.monotonic() - since
+        since = time.monotonic()
+        _, sums = compiled(state, placed, jnp.array(True))
+        sums = jax.device_get(sums)
+        step_seconds = time.monotonic() - since
+        nll = float(sums["nll"][0] / max(sums["nll"][1], 1))
+        norm = float(sums["gradient_norm"][0])
+        choices = self.task.view(reduced).num_choices
+        print(f"  nll              {nll:.4f} nats; ln {choices:,} = {np.log(choices):.4f}")
+        print(f"  gradient norm    {norm:.4g}")
+        print(f"  seconds          {step_seconds:.2f}, which says nothing of a whole step's time;", end=" ")
+        print(f"{compile_seconds:.1f} before to compile it, {init_seconds:.1f} for the parameters")
+        if training.initialize_from is None:
+            self.checks.append(check_loss(nll, choices, self.config.model.d_model))
+        self.checks.append(Check("finite loss and gradients", bool(sums["finite"][0]), f"gradient norm {norm:.4g}"))
+        self.result |= {
+            "loss_at_start": nll if np.isfinite(nll) else None,  # JSON knows no NaN
+            "loss_of_chance": float(np.log(choices)),
+            "gradient_norm": norm if np.isfinite(norm) else None,
+            "step_seconds": step_seconds,
+        }
+
+    def compile(self, placed: Any, parts: int, options: Any = None) -> Any:
+        """The program of an update with batches of such shapes, made once.
+
+        Args:
+          parts: the batch is computed in so many.
+          options: of the compiler.
+        """
+        key = (parts, *(leaf.shape for leaf in jax.tree.leaves(placed)))
+        if key not in self.programs:
+            step = jit_train_step(self.task, self.optimizer, self.config, self.abstract, parts)
+            self.programs[key] = step.lower(self.abstract, placed, jnp.array(True)).compile(options)
+        return self.programs[key]
+
+    def reduce(self, batch: Any, parts: int) -> tuple[int, Any]:
+        """The first rows of a batch: about ``REDUCED_POSITIONS``, at least two, one for each part and device."""
+        leaves = jax.tree.leaves(batch)
+        positions_a_row = self.task.work(batch)["positions"] / len(leaves[0])
+        least = max(2, parts * self.mesh.size)
+        rows = min(max(int(REDUCED_POSITIONS / positions_a_row), least), len(leaves[0]))
+        return rows, jax.tree.map(lambda leaf: leaf[:rows], batch)
+
+    def missing_memory(self, compiled: Any) -> str:
+        """Why the step cannot run here, if CPUs stand in for devices and the state is too large for this machine."""
+        available = host_memory()
+        if self.mesh.devices.flat[0].platform != "cpu" or available is None:
+            return ""
+        needed = self.mesh.size * (sum(state_bytes(self.abstract).values()) + (temporary_bytes(compiled) or 0))
+        if needed <= available:
+            return ""
+        return f"it needs {_gibibytes(needed).strip()}, and {_gibibytes(available).strip()} are free"
+
+    def fresh_state(self) -> TrainState:
+        """The state of a new run."""
+        params = None
+        source = self.config.training.initialize_from
+        if source is not None and not self.checkpoints.steps():
+            with tempfile.TemporaryDirectory() as folder:
+                self.task.save_assets(Path(folder))
+                params = read_parts(Path(source), self.config, self.task, Path(folder))
+        return init_state(self.task, self.optimizer, self.abstract, self.config.seed, params)
+
+    def show_checks(self) -> None:
+        _title("Checks")
+        for check in self.checks:
+            print(f"  {'ok' if check.passed else 'FAILED':<8}{check.name}: {check.found}")
+
+
+def _title(text: str) -> None:
+    print(f"\n{text}")
+
+
+def _gibibytes(size: int) -> str:
+    return f"{size / 2**30:>9.3f} GiB" if size >= 2**20 else f"{size / 2**10:>9.3f} KiB"
+
+
+def _shapes(batch: Any) -> str:
+    """The different shapes of the arrays of a batch of one or two sides: ``32 x 64 and 32 x 48``."""
+    shapes = dict.fromkeys(leaf.shape for leaf in jax.tree.leaves(batch) if leaf.ndim > 1)
+    return " and ".join(" x ".join(map(str, shape)) for shape in shapes)
