@@ -1,6 +1,5 @@
 """A dry run: everything of a training run but the hours, looked at and checked on the machine that is there."""
 
-import dataclasses
 import json
 import logging
 import tempfile
