@@ -35,7 +35,7 @@ OVERRIDES = commands.define_overrides()
 
 
 def main() -> int:
-    scores = score_text() if WORKDIR.value is None else score_run(Path(WORKDIR.value))
+    scores = score_text() if WORKDIR.value is None else score_run(WORKDIR.value)
     print(json.dumps(scores))
     return 0
 
@@ -52,7 +52,7 @@ def score_text() -> dict[str, Any]:
     return score(list(read_lines(HYPOTHESIS.value)), [list(read_lines(path)) for path in REFERENCE.value])
 
 
-def score_run(workdir: Path) -> dict[str, Any]:
+def score_run(given: str) -> dict[str, Any]:
     """Scores of a run's model on a split or on files."""
     data: str | dict[str, Path]
     if TEXT.value:
@@ -72,14 +72,16 @@ def score_run(workdir: Path) -> dict[str, Any]:
         name = data = SPLIT.value or "test"
     from transformer.training.devices import select_platform
     from transformer.training.loading import load
-    from transformer.training.workdir import read_config
+    from transformer.training.workdir import copy_to_bucket, local_workdir, read_config
 
+    workdir = local_workdir(given)
     config = commands.override(read_config(workdir), OVERRIDES)
     select_platform(config.mesh.platform)
     run = load(workdir, CHECKPOINT.value, WEIGHTS.value, config)
     outputs = workdir / "outputs" / f"{name}.{CHECKPOINT.value.replace(':', '-')}.{WEIGHTS.value}.txt"
     outputs.parent.mkdir(exist_ok=True)
     scores = run.task.evaluate(run.params, data, outputs=outputs)
+    copy_to_bucket(workdir)
     print(f"outputs in {outputs}")
     return {
         "split": data if isinstance(data, str) else {name: str(path) for name, path in data.items()},

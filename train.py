@@ -6,8 +6,6 @@ The same command goes on from the newest checkpoint in DIR. Exit code: 0 when do
 when a signal came, after saving; 2 for a mistake in flags, config or data.
 """
 
-from pathlib import Path
-
 from absl import flags
 from ml_collections import config_flags
 
@@ -23,8 +21,9 @@ WORKDIR = flags.DEFINE_string(
 def main() -> int:
     config = commands.read_config(CONFIG)  # before JAX is imported: mistakes show at once
     from transformer.training.trainer import train
+    from transformer.training.workdir import local_workdir
 
-    return train(config, Path(WORKDIR.value))
+    return train(config, local_workdir(WORKDIR.value))
 
 
 if __name__ == "__main__":

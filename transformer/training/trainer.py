@@ -63,6 +63,7 @@ class Trainer:
         self.workdir = workdir
         self.task = self._make_task()
         self.task.save_assets(workdir)
+        self._copy_to_bucket()
         self.fingerprints = {"data": self.task.data_fingerprint(), "assets": self.task.assets_fingerprint()}
         self.optimizer = make_optimizer(training, self.schedule)
         self.state, self.seconds = self._restore_or_init()
@@ -120,12 +121,13 @@ class Trainer:
         if self.config.training.initialize_from is None:
             return make_task(self.config)
         with tempfile.TemporaryDirectory() as folder:
-            copy_tokenizer(Path(self.config.training.initialize_from), Path(folder))
+            copy_tokenizer(workdirs.local_workdir(self.config.training.initialize_from), Path(folder))
             return make_task(self.config, Path(folder))
 
     def close(self) -> None:
         self.checkpoints.close()
         self.metrics.close()
+        self._copy_to_bucket()
 
     def _restore_or_init(self) -> tuple[TrainState, float]:
         """The state to go on from, and the seconds of training that it took."""
@@ -147,7 +149,8 @@ class Trainer:
         if restored is None:
             params = None
             if training.initialize_from is not None:
-                params = read_parts(Path(training.initialize_from), self.config, self.task, self.workdir)
+                earlier = workdirs.local_workdir(training.initialize_from)
+                params = read_parts(earlier, self.config, self.task, self.workdir)
             return init_state(self.task, self.optimizer, abstract, self.config.seed, params), 0.0
         for name, found in self.fingerprints.items():
             if restored.metadata[f"{name}_fingerprint"] != found:
@@ -231,7 +234,12 @@ class Trainer:
         }
         state = {"step": self.state.step, "optimizer": self.state.optimizer}
         self.checkpoints.save(self.step, self.state.params, state, ema=self.state.ema, metadata=metadata)
+        self._copy_to_bucket()
         self.interval.add("save", since)
+
+    def _copy_to_bucket(self) -> None:
+        if jax.process_index() == 0:
+            workdirs.copy_to_bucket(self.workdir)
 
     def _evaluation_is_due(self) -> bool:
         training = self.config.training
