@@ -13,12 +13,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.bucket import bucket
 from transformer.config import DataConfig
 from transformer.data import tfds_builders
 from transformer.data.locks import locked
 from transformer.data.sources import make_source
 from transformer.data.tfds_builders import DataSetName, download_and_prepare
+from transformer.paths import as_path, files_below
 from transformer.types import UserError
+
+assert bucket  # a fixture
 
 PAIRS = {
     "train": [(f"Zeile {n}", f"line {n}") for n in range(7)],
@@ -54,7 +58,7 @@ class Package:
 
 class Builder:
     def __init__(self, folder, may_prepare=False):
-        self.folder = folder
+        self.folder = self.data_dir = folder
         info = {"splits": [], "format": ""}
         if not may_prepare:
             info = json.loads((folder / "dataset_info.json").read_text())
@@ -74,6 +78,9 @@ class Builder:
         return Records((self.folder / f"{split}.records").read_bytes().split(b"\n"))
 
     def download_and_prepare(self, file_format):
+        default = self.folder.parents[1] / ".config" / "metadata.json"
+        default.parent.mkdir(parents=True, exist_ok=True)
+        default.write_text('{"default_config_name": "de-en"}')
         if "broken" in str(self.folder):
             raise ConnectionError("no network")
         prepare(self.folder, file_format=file_format)
@@ -199,6 +206,13 @@ def test_what_is_not_prepared_is_prepared_once(root, tmp_path, monkeypatch):
     assert make_source(config(tmp_path, "wmt14_translate/de-en:1.0.0"), 0).size("train") == 7
 
 
+def test_a_data_set_without_a_named_config_is_its_default(root, tmp_path, monkeypatch):
+    assert make_source(config(tmp_path, "wmt_t2t_translate"), 0).size("train") == 7
+    assert (root / "wmt_t2t_translate" / "de-en" / "1.0.0" / "dataset_info.json").exists()
+    monkeypatch.setattr(tfds_builders, "_in_own_process", None)
+    assert make_source(config(tmp_path, "wmt_t2t_translate"), 0).size("train") == 7
+
+
 def test_the_one_that_waited_does_not_prepare_again(root, tmp_path, monkeypatch):
     def prepared_by_another(path, work, minutes):
         assert path.parent == root and minutes == 7.0
@@ -261,3 +275,25 @@ def test_what_is_no_data_set_of_pairs(root, tmp_path):
     assert "split train, example 1: not UTF-8" in user_error(source.pairs, "train")
     assert "has no split trian" in user_error(make_source, config(tmp_path, folder, train=("trian",)), 0)
     assert "data.split=end" in user_error(make_source, config(tmp_path, folder, split="end"), 0)
+
+
+def test_a_bucket_is_prepared_into_and_read_from(bucket, tmp_path, monkeypatch):
+    play(monkeypatch)
+    monkeypatch.setenv("TFDS_DATA_DIR", f"{bucket}/tfds")
+    source = make_source(config(tmp_path), 0)
+    assert list(source.pairs("test")) == [pair[::-1] for pair in PAIRS["test"]]
+    there = as_path(f"{bucket}/tfds/wmt14_translate/de-en/1.0.0")
+    assert {path.name for path in files_below(there)} == {
+        "dataset_info.json",
+        *(f"{split}.records" for split in PAIRS),
+    }
+    # Another machine copies it to its own disk.
+    monkeypatch.setattr(tfds_builders, "_in_own_process", None)
+    for directory in ("wmt14_translate/de-en:1.0.0", there):
+        other = make_source(config(tmp_path, directory, cache_directory=str(tmp_path / "other")), 0)
+        assert other.fingerprint_of("train") == source.fingerprint_of("train")
+        assert list(other.pairs("train")) == list(source.pairs("train"))
+    (there / "train.records").write_text(
+        (there / "train.records").read_text() + "\n" + json.dumps({"de": "x", "en": "y"})
+    )
+    assert make_source(config(tmp_path, there, cache_directory=str(tmp_path / "other")), 0).size("train") == 8

@@ -1,15 +1,16 @@
 """Lines to token ids as arrays, on several processes: the same arrays whatever their number."""
 
 import collections
-import concurrent.futures
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple, Optional
 
 import numpy as np
 
-from transformer.data.processes import BrokenPool, start_pool
+from transformer.data.processes import start_pool
 from transformer.data.tokenizer import SavedTokenizer, Tokenizer
 from transformer.types import UserError
 
@@ -68,7 +69,7 @@ def encode_all(
         yield from (_encode_sides(tokenizers, chunk) for chunk in chunks)
         return
     pool = start_pool(processes, _set_tokenizers, tokenizers)  # which travel once, to each process
-    waiting: collections.deque[concurrent.futures.Future[tuple[Encoded, ...]]] = collections.deque()
+    waiting: collections.deque[Future[tuple[Encoded, ...]]] = collections.deque()
     try:
         for chunk in chunks:
             waiting.append(pool.submit(_encode_in_process, chunk))
@@ -76,7 +77,7 @@ def encode_all(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    except BrokenPool as error:
+    except BrokenProcessPool as error:
         raise UserError(
             f"one of the {processes} processes that tokenise was killed, as happens where memory runs out; set "
             "data.processes lower"

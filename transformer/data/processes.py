@@ -1,26 +1,25 @@
 """Processes that take over a part of the work."""
 
-import concurrent.futures
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-BrokenPool = concurrent.futures.process.BrokenProcessPool
-"""What is raised when one of the processes was killed."""
 
-
-def start_pool(number: int, prepare: Callable[..., None], *arguments: Any) -> concurrent.futures.ProcessPoolExecutor:
+def start_pool(number: int, prepare: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
     """Processes that call ``prepare(*arguments)`` first, and end when this process ends, however it does.
 
     They are not forked, which would take JAX's threads with them.
     """
     context = multiprocessing.get_context("spawn")
-    return concurrent.futures.ProcessPoolExecutor(number, context, _start, (prepare, arguments))
+    return ProcessPoolExecutor(number, context, _start, (prepare, arguments))
 
 
 def _start(prepare: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the parent
     parent = multiprocessing.parent_process()
 
     def end_with_parent() -> None:

@@ -10,16 +10,18 @@ Preparing needs TensorFlow, which runs in a process of its own and sees no accel
 import hashlib
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import re
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformer.config import DataConfig
 from transformer.data.locks import locked
-from transformer.data.processes import BrokenPool, start_pool
+from transformer.data.processes import start_pool
 from transformer.data.sources import cache_folder, names_near
 from transformer.paths import AnyPath, as_path, copy_file, file_size, files_below, is_remote
 from transformer.progress import progress
@@ -116,8 +118,15 @@ def _folder(config: DataConfig, directory: str, features: Sequence[str]) -> Path
 
 
 def _prepared(root: AnyPath, name: DataSetName) -> AnyPath:
-    """The folder of the newest version that is prepared, or of the one that is named; None if there is none."""
-    folder = root / name.name / name.config if name.config else root / name.name
+    """The folder of the newest version that is prepared, or of the one that is named; None if there is none.
+
+    Where no config is named, it is the one that the package noted as the default, if the data set has configs.
+    """
+    folder, default = root / name.name, root / name.name / ".config" / "metadata.json"
+    if name.config:
+        folder = folder / name.config
+    elif default.exists():
+        folder = folder / json.loads(default.read_text())["default_config_name"]
     if name.version:
         return folder / name.version if (folder / name.version / INFO).exists() else None
     if not folder.exists():
@@ -138,15 +147,12 @@ def _prepare(root: AnyPath, name: DataSetName, config: DataConfig, features: Seq
     place = _mirror(root, config) if remote else Path(root)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        lock = place / f".{str(name).replace('/', '-').replace(':', '-')}.lock"
+        lock = place / f".{name.name}-{name.config or ''}.lock"
         with locked(lock, f"preparing {name} in {place}", config.wait_minutes):
             found = _prepared(place, name)  # the process that we waited for has made it
             if found is None:
                 logger.info("preparing %s in %s: downloads are kept there", name, place)
-                _in_own_process(str(name), str(place), tuple(features))
-                found = _prepared(place, name)
-            if found is None:
-                raise UserError(f"{name} was prepared in {place}, but is not there under its name and version")
+                found = Path(_in_own_process(str(name), str(place), tuple(features)))
     except OSError as error:
         raise UserError(
             f"{name} cannot be prepared in {place}: {error.strerror or error}; set TFDS_DATA_DIR to a folder on a disk "
@@ -158,11 +164,11 @@ def _prepare(root: AnyPath, name: DataSetName, config: DataConfig, features: Seq
     return found
 
 
-def _in_own_process(name: str, root: str, features: tuple[str, ...]) -> None:
+def _in_own_process(name: str, root: str, features: tuple[str, ...]) -> str:
     with start_pool(1, _hide_accelerators) as pool:
         try:
-            pool.submit(download_and_prepare, name, root, features).result()
-        except BrokenPool as error:
+            return pool.submit(download_and_prepare, name, root, features).result()
+        except BrokenProcessPool as error:
             raise UserError(f"preparing {name} was killed, as happens where memory runs out") from error
 
 
@@ -171,13 +177,16 @@ def _hide_accelerators() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-def download_and_prepare(name: str, root: str, features: tuple[str, ...] = ()) -> None:
+def download_and_prepare(name: str, root: str, features: tuple[str, ...] = ()) -> str:
     """Prepare a data set as ArrayRecord, with TensorFlow, which is why it is called in a process of its own.
 
     Args:
       name: NAME, NAME/CONFIG or NAME/CONFIG:VERSION.
       root: the folder of all data sets.
       features: names that its examples must have.
+
+    Returns:
+      The folder of the prepared data set.
 
     Raises:
       UserError: there is no such data set, it lacks a feature, or its files cannot be fetched.
@@ -196,6 +205,7 @@ def download_and_prepare(name: str, root: str, features: tuple[str, ...] = ()) -
             f"{name} could not be prepared in {root}: {type(error).__name__}: {error}. The same command goes on from "
             f"what was fetched; archives fetched by hand belong in {root}/downloads/manual, under their own names"
         ) from error
+    return os.fspath(builder.data_dir)
 
 
 def _package() -> Any:
