@@ -17,7 +17,7 @@ from tests.bucket import bucket
 from transformer.config import DataConfig
 from transformer.data import tfds_builders
 from transformer.data.locks import locked
-from transformer.data.sources import make_source
+from transformer.data.sources import PairList, make_source
 from transformer.data.tfds_builders import DataSetName, download_and_prepare
 from transformer.paths import as_path, files_below
 from transformer.types import UserError
@@ -181,13 +181,24 @@ def test_records_are_read_in_chunks(root, tmp_path, monkeypatch):
     assert list(make_source(config(tmp_path), 0).pairs("train")) == [pair[::-1] for pair in PAIRS["train"]]
 
 
-def test_the_fingerprint_is_of_the_files_and_not_of_their_place(root, tmp_path):
-    fingerprints = set()
+def test_the_fingerprint_is_of_the_text_and_not_of_its_place(root, tmp_path):
+    fingerprints = []
     for number, target in enumerate(["line 0", "line 0", "Line 0"]):
         pairs = {**PAIRS, "train": [("Zeile 0", target), *PAIRS["train"][1:]]}
         folder = prepare(tmp_path / str(number) / "1.0.0", pairs)
-        fingerprints.add(make_source(config(tmp_path, folder), 0).fingerprint_of("train"))
-    assert len(fingerprints) == 2
+        if number == 1:  # other bytes, the same text
+            (folder / "train.records").write_text((folder / "train.records").read_text().replace(":", ": "))
+        fingerprints.append(make_source(config(tmp_path, folder), 0).fingerprint_of("train"))
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+    assert fingerprints[0] == PairList([pair[::-1] for pair in PAIRS["train"]]).fingerprint_of("train")
+
+
+def test_text_is_read_once_for_its_fingerprint(root, tmp_path, monkeypatch):
+    folder = prepare(tmp_path / "1.0.0")
+    fingerprint = make_source(config(tmp_path, folder), 0).fingerprint_of("train")
+    again = make_source(config(tmp_path, folder), 0)
+    monkeypatch.setattr(again, "pairs", None)
+    assert again.fingerprint_of("train") == fingerprint
 
 
 def test_the_newest_version_is_taken(root, tmp_path):

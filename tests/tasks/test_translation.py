@@ -288,7 +288,7 @@ def test_the_direction_is_said_with_two_pairs(caplog):
         "translating from en to fr; the first two training pairs:",
         "  en: one",
         "  fr: un",
-        f"  en: {'word ' * 38}...",
+        f"  en: {'word ' * 39}...",
     ]
     assert caplog.messages[4:] == ["  fr: "]
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from transformer.config import DataConfig
-from transformer.data.sources import check_own_splits
+from transformer.data.sources import cache_folder, check_own_splits, digest_of_pairs
 from transformer.data.tfds_builders import open_builder
+from transformer.paths import write_text
+from transformer.progress import progress
 from transformer.types import UserError
 
 RECORDS_PER_READ = 4_096
@@ -23,8 +25,10 @@ class TfdsPairs:
 
     The name of a data set, ``wmt14_translate/de-en``, says nothing about direction. The splits "train" (one or
     several), "validation" and "test" are those that ``data.train``, ``data.validation`` and ``data.test`` name; parts
-    of them, ``train[:1%]``, are splits too. The fingerprint is made of the files of a split, byte by byte, without
-    reading the text in them.
+    of them, ``train[:1%]``, are splits too.
+
+    The fingerprint is of the text, as for other sources: preparing a data set anew gives other files with the same text.
+    It is kept in the cache under a digest of the files, so that later the text need not be read for it.
     """
 
     def __init__(self, config: DataConfig):
@@ -38,15 +42,25 @@ class TfdsPairs:
 
     def fingerprint_of(self, split: str) -> str:
         if split not in self._fingerprints:
-            logger.info("reading the files of the %s split, for their fingerprint", split)
-            digest = hashlib.blake2b(repr(self._languages).encode(), digest_size=16)
-            for name in self._names(split):
-                for part in self._info(name).file_instructions:
-                    digest.update(f"\n{part.skip} {part.take} {part.examples_in_shard} ".encode())
-                    with open(part.filename, "rb") as file:
-                        digest.update(hashlib.file_digest(file, "blake2b").digest())
-            self._fingerprints[split] = digest.hexdigest()
+            path = cache_folder(self._config) / "fingerprints" / self._digest_of_files(split)
+            if not path.exists():
+                pairs = progress(self.pairs(split), f"reading {split}", self.size(split), "pair")
+                fingerprint = digest_of_pairs(pairs)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_text(path, fingerprint)
+            self._fingerprints[split] = path.read_text()
         return self._fingerprints[split]
+
+    def _digest_of_files(self, split: str) -> str:
+        """Of their bytes, of which parts of them belong to the split, and of the direction."""
+        logger.info("looking at the files of the %s split", split)
+        digest = hashlib.blake2b(repr(self._languages).encode(), digest_size=16)
+        for name in self._names(split):
+            for part in self._info(name).file_instructions:
+                digest.update(f"\n{part.skip} {part.take} {part.examples_in_shard} ".encode())
+                with open(part.filename, "rb") as file:
+                    digest.update(hashlib.file_digest(file, "blake2b").digest())
+        return digest.hexdigest()
 
     def size(self, split: str) -> int:
         return sum(self._info(name).num_examples for name in self._names(split))

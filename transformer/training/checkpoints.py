@@ -80,7 +80,8 @@ class Checkpoints:
             raise ValueError(f"best_mode={best_mode} is neither max nor min")
         if keep < 1:
             raise ValueError(f"keep={keep} must be at least 1")
-        self.folder = as_path(folder).absolute()
+        given = as_path(folder)
+        self.folder = given if is_remote(given) else given.absolute()
         self._keep = keep
         self._best_metric = best_metric
         self._best_mode = best_mode
