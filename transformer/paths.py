@@ -92,7 +92,7 @@ def write_text(path: AnyPath, text: str) -> None:
     if is_remote(path):
         path.write_text(text)
         return
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # others may write the same
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

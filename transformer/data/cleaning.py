@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from transformer.config import DataConfig
-from transformer.data.sources import ParallelSource, cache_folder
+from transformer.data.sources import ParallelSource, cache_folder, writing_cache
 from transformer.progress import progress
 from transformer.types import UserError
 
@@ -102,12 +102,8 @@ class CleanedSource:
     def _clean(self, path: Path) -> Outcome:
         pairs = progress(self._source.pairs("train"), "cleaning train", self._source.size("train"), "pair")
         outcome = clean(pairs, self._rules)
-        try:
+        with writing_cache(path):
             _save(path, outcome)
-        except OSError as error:
-            raise UserError(
-                f"cannot write {path}: {error.strerror}; set data.cache_directory to a folder on a disk with room"
-            ) from error
         return outcome
 
 

@@ -457,6 +457,17 @@ def cache_folder(config: DataConfig) -> Path:
     return user_cache()
 
 
+@contextlib.contextmanager
+def writing_cache(path: Path) -> Iterator[None]:
+    """Say which key to change when a file of the cache cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; set data.cache_directory to a folder on a disk with room"
+        ) from error
+
+
 def _read(path: Path) -> Iterator[str]:
     with reading(path), contextlib.ExitStack() as stack:
         member = archives.split_path(path)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from transformer.config import DataConfig
-from transformer.data.sources import cache_folder, check_own_splits, digest_of_pairs
+from transformer.data.sources import cache_folder, check_own_splits, digest_of_pairs, writing_cache
 from transformer.data.tfds_builders import open_builder
 from transformer.paths import write_text
 from transformer.progress import progress
@@ -27,8 +27,8 @@ class TfdsPairs:
     several), "validation" and "test" are those that ``data.train``, ``data.validation`` and ``data.test`` name; parts
     of them, ``train[:1%]``, are splits too.
 
-    The fingerprint is of the text, as for other sources: preparing a data set anew gives other files with the same text.
-    It is kept in the cache under a digest of the files, so that later the text need not be read for it.
+    The fingerprint is of the text, as for other sources: preparing a data set anew gives other files with the same
+    text. It is kept in the cache under a digest of the files, so that later the text need not be read for it.
     """
 
     def __init__(self, config: DataConfig):
@@ -46,8 +46,9 @@ class TfdsPairs:
             if not path.exists():
                 pairs = progress(self.pairs(split), f"reading {split}", self.size(split), "pair")
                 fingerprint = digest_of_pairs(pairs)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_text(path, fingerprint)
+                with writing_cache(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_text(path, fingerprint)
             self._fingerprints[split] = path.read_text()
         return self._fingerprints[split]
 
