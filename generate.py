@@ -45,9 +45,9 @@ def main() -> int:
     from transformer.data.sources import decode_lines, read_lines
     from transformer.training.devices import select_platform
     from transformer.training.loading import load
-    from transformer.training.workdir import read_config
+    from transformer.training.workdir import local_workdir, read_config
 
-    workdir = Path(WORKDIR.value)
+    workdir = local_workdir(WORKDIR.value)
     config = commands.override(read_config(workdir), OVERRIDES)
     select_platform(config.mesh.platform)
     run = load(workdir, CHECKPOINT.value, WEIGHTS.value, config)

@@ -10,8 +10,6 @@ batches as text), checks it, and runs one step on a few rows. The last line of s
 exit code 1: a check failed.
 """
 
-from pathlib import Path
-
 from absl import flags
 from ml_collections import config_flags
 
@@ -28,13 +26,16 @@ DRY_RUN = flags.DEFINE_bool("dry_run", False, "show and check what the run will 
 
 def main() -> int:
     config = commands.read_config(CONFIG)  # before JAX is imported: mistakes show at once
+    from transformer.training.workdir import local_workdir
+
+    workdir = local_workdir(WORKDIR.value)
     if DRY_RUN.value:
         from transformer.plan.dry_run import dry_run
 
-        return dry_run(config, Path(WORKDIR.value))
+        return dry_run(config, workdir)
     from transformer.training.trainer import train
 
-    return train(config, Path(WORKDIR.value))
+    return train(config, workdir)
 
 
 if __name__ == "__main__":

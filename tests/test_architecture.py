@@ -13,18 +13,19 @@ PACKAGE = ROOT / "transformer"
 
 MAY_IMPORT = {
     "types": set(),
-    "config": {"types"},
+    "paths": {"types"},
+    "config": {"paths", "types"},
     "progress": set(),
     "commands": {"config", "progress", "types"},
     "models": {"config", "types"},
-    "data": {"config", "progress", "types"},
+    "data": {"config", "paths", "progress", "types"},
     "decoding": {"types"},
     "evaluation": {"config", "progress", "types"},
     "tasks": {"config", "data", "decoding", "evaluation", "models", "progress", "types"},
-    "training": {"config", "data", "evaluation", "progress", "tasks", "types"},
+    "training": {"config", "data", "evaluation", "paths", "progress", "tasks", "types"},
     "report": {"config", "evaluation", "progress", "types"},
     "plan": {"config", "training", "types"},
-    "interop": {"commands", "config", "data", "models", "progress", "tasks", "training", "types"},
+    "interop": {"commands", "config", "data", "models", "paths", "progress", "tasks", "training", "types"},
     "__init__": {"training"},
 }
 """Room -> the other rooms it may import. Scripts may import everything."""

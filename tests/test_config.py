@@ -101,6 +101,14 @@ def test_there_and_back():
         ("data.train_weights", (0,), "whole numbers from 1 up"),
         ("data.image_resampling", "cubic", r"did you mean bicubic\?"),
         ("data.image_crop", 0.875, r"data\.image_size=None must say what the square is scaled to"),
+        ("data.cleaning", ("emty",), r"data\.cleaning=emty is not one of .*; did you mean empty\?"),
+        ("data.cleaning", ("empty",), r"data\.cleaning=\('empty',\) cleans the pairs of data\.source=files or tfds"),
+        ("data.cleaning_max_words", 0, r"data\.cleaning_max_words=0 must be at least 1"),
+        ("data.cleaning_max_words", 9, "task=translation reads data.source=phrases; take the key away"),
+        ("data.cleaning_max_ratio", 0.5, "cleans the pairs of"),
+        ("data.processes", 0, "must be at least 1"),
+        ("data.vocabulary_sample", 0, "must be at least 1"),
+        ("data.wait_minutes", -1.0, "must be at least 0"),
         ("training.weight_decay", 0.1, "does nothing under adam; use adamw"),
         ("training.preempted_exit_code", 0, "must lie in 1 to 255"),
         ("training.learning_rate", 0.0, "must be above 0"),
@@ -185,6 +193,20 @@ def test_a_prefix_needs_rows_of_one_text():
     config = changed("data.batching", "pack")
     config.model.update({"prefix_lm": True, "variant": "decoder_only"})
     with pytest.raises(UserError, match=r"data\.batching=pack has several texts in a row; use bucket or stream"):
+        from_config_dict(config)
+
+
+def test_cleaning_is_for_pairs_of_text():
+    config = default_config()
+    config.data.update({"source": "files", "directory": "somewhere", "cleaning": ("empty",), "cleaning_max_words": 175})
+    config.data.cleaning_max_ratio = 1.5
+    assert from_config_dict(config).data.cleaning_max_ratio == 1.5
+    config.data.cleaning_max_ratio = 0.9
+    with pytest.raises(UserError, match=r"data\.cleaning_max_ratio=0\.9 must be at least 1"):
+        from_config_dict(config)
+    config.data.cleaning_max_ratio = None
+    config.task = "language_modeling"
+    with pytest.raises(UserError, match=r"task=language_modeling reads data\.source=files; take the key away"):
         from_config_dict(config)
 
 

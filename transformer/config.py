@@ -8,13 +8,13 @@ of the code reads. All errors that can be found without data or devices appear t
 import dataclasses
 import json
 import math
-import pathlib
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 from ml_collections import config_dict
 
+from transformer.paths import as_path
 from transformer.types import UserError, nearest, one_of
 
 CONFIG_VERSION = 4
@@ -23,19 +23,24 @@ CONFIG_VERSION = 4
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     # files (of what the task learns from) | phrases (generated pairs) | topics (documents: Python's help) |
-    # images: digits (scikit-learn's) | image_folder | npz | csv | tfds
+    # images: digits (scikit-learn's) | image_folder | npz | csv | tfds (TensorFlow Datasets; pairs too)
     source: str = "phrases"
     source_language: str = "en"  # also the ending of the file names
     target_language: str = "de"
-    directory: Optional[str] = (
-        None  # files, images: the folder of STEM.en and STEM.de, STEM.txt, ...; tfds: NAME/VERSION
-    )
+    # files, images: the folder of STEM.en and STEM.de, STEM.txt, ..., and of tar archives of them; tfds: NAME/CONFIG or
+    # NAME/CONFIG:VERSION in TFDS_DATA_DIR, prepared there if it is not, or the folder of a prepared data set
+    directory: Optional[str] = None
+    wait_minutes: float = 360.0  # tfds: for another process, or host with the same disk, that prepares the data set
     # documents, files: what is a document: file | line | blank_line (ends at one) | heading (starts at "### ")
     documents: str = "file"
-    train: tuple[str, ...] = ("train",)  # files: the stems that make the training split
+    train: tuple[str, ...] = ("train",)  # files: the stems that make the training split; tfds: the splits
     train_weights: tuple[int, ...] = ()  # how many times each stem is read in an epoch; () = once each
-    validation: str = "val"  # files: the stem of the validation split
-    test: str = "test"  # files: the stem of the test split
+    validation: str = "val"  # files: the stem of the validation split; tfds: the split
+    test: str = "test"  # files: the stem of the test split; tfds: the split
+    # Training pairs that are left out, and counted: see data/cleaning.py
+    cleaning: tuple[str, ...] = ()  # empty | non_printing | identical | duplicates
+    cleaning_max_words: Optional[int] = None  # longer pairs on either side, in words between white space; None: none
+    cleaning_max_ratio: Optional[float] = None  # pairs of which one side has more than so many times the other's words
     # files (one for each) | end (of the training files: test the last, validation before it; whole documents, but of a
     # single one the last characters) | random (examples drawn by the seed; images: so many of each class)
     split: str = "files"
@@ -47,9 +52,12 @@ class DataConfig:
     tokenizer_model: str = "bpe"  # bpe | unigram (SentencePiece) | character (those of the training split) | byte
     vocab_size: int = 8_000  # bpe, unigram: pieces, special ones included; of each side if there are two vocabularies
     joint_vocabulary: bool = True  # one vocabulary for both languages
+    # bpe, unigram: it is learnt from so many training pairs, or lines of documents, drawn from all (always the same)
+    vocabulary_sample: int = 1_000_000
     extra_ids: int = 0  # pieces that no text has, at the end of the vocabulary: masked_lm needs 1, span_corruption one
     # for each span that a row may lose; tokenizers that were made with such pieces need none
     cache_directory: Optional[str] = None  # tokenised corpora, on local disk; None: $XDG_CACHE_HOME or ~/.cache
+    processes: Optional[int] = None  # that tokenise a large corpus; None: one for each core
     # bucket (a pair or document a row, few shapes) | pack (several a row, one shape; none sees another) |
     # stream (language_modeling: all documents as one text, cut into rows)
     batching: str = "bucket"
@@ -248,6 +256,8 @@ IMAGE_PREPARATION = ("image_size", "image_crop", "image_resampling", "image_mean
 
 IMAGE_RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """The values of ``data.image_resampling``, each at its number in Pillow."""
+TASKS_OF_PAIRS = ("translation", "sentence_embedding")
+"""The values of ``task`` that learn from pairs of lines."""
 
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "encoder_decoder": (("source", "target"), ("encoder", "decoder")),
@@ -259,6 +269,8 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 HARMLESS_KEYS = (
     "data.directory",  # the data's fingerprint is compared instead
     "data.cache_directory",
+    "data.processes",
+    "data.wait_minutes",
     "data.prefetch_batches",
     "decoding",
     "evaluation",
@@ -310,7 +322,7 @@ def start_from(config: config_dict.ConfigDict, workdir: str) -> config_dict.Conf
     """
     if not workdir:
         return config
-    folder = pathlib.Path(workdir).expanduser()
+    folder = as_path(workdir)
     try:
         there = from_json((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -402,7 +414,14 @@ def check(config: Config) -> None:
     _one_of("data.token_labels", data.token_labels, ("given", "case_and_punctuation"))
     _one_of("data.tokenizer_model", data.tokenizer_model, ("bpe", "unigram", "character", "byte"))
     _one_of("data.batching", data.batching, ("bucket", "pack", "stream"))
-    for key in ("num_phrases", "vocab_size", "tokens_per_batch", "num_buckets", "examples_per_batch"):
+    for key in (
+        "num_phrases",
+        "vocab_size",
+        "vocabulary_sample",
+        "tokens_per_batch",
+        "num_buckets",
+        "examples_per_batch",
+    ):
         _at_least(f"data.{key}", getattr(data, key), 1)
     one_of("model.variant", model.variant, VARIANTS)
     sides, stacks = VARIANTS[model.variant]
@@ -459,6 +478,23 @@ def check(config: Config) -> None:
         names = " and ".join(f"{data.train[0]}.{end}" for end in (data.source_language, data.target_language))
         named = f"holds {names}" if two else f"holds the files of {data.train[0]}"
         raise UserError(f"data.directory is not set; give the folder that {named}: --config.data.directory=DIR")
+    for name in data.cleaning:
+        _one_of("data.cleaning", name, ("empty", "non_printing", "identical", "duplicates"))
+    for key in ("cleaning", "cleaning_max_words", "cleaning_max_ratio"):
+        value = getattr(data, key)
+        if value and (data.source not in ("files", "tfds") or config.task not in TASKS_OF_PAIRS):
+            raise UserError(
+                f"data.{key}={value} cleans the pairs of data.source=files or tfds, and task={config.task} reads "
+                f"data.source={data.source}; take the key away"
+            )
+    if data.cleaning_max_words is not None:
+        _at_least("data.cleaning_max_words", data.cleaning_max_words, 1)
+    if data.cleaning_max_ratio is not None and data.cleaning_max_ratio < 1:
+        raise UserError(f"data.cleaning_max_ratio={data.cleaning_max_ratio} must be at least 1")
+    if data.processes is not None:
+        _at_least("data.processes", data.processes, 1)
+    if data.wait_minutes < 0:
+        raise UserError(f"data.wait_minutes={data.wait_minutes} must be at least 0")
     if data.train_weights and len(data.train_weights) != len(data.train):
         raise UserError(
             f"data.train_weights={data.train_weights} must have one number for each of data.train={data.train}"

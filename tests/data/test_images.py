@@ -183,11 +183,12 @@ class PreparedDataSet:
     def __init__(self, images):
         self.images = images
         label = SimpleNamespace(int2str=lambda number: ("cat", "dog")[number])
-        self.info = SimpleNamespace(features={"label": label})
+        formats = [SimpleNamespace(value="array_record")]
+        self.info = SimpleNamespace(features={"image": None, "label": label}, available_file_formats=lambda: formats)
         self.decode = SimpleNamespace(SkipDecoding=object)
 
     def builder_from_directory(self, folder):
-        assert folder.is_dir()
+        assert (folder / "dataset_info.json").exists()
         return self
 
     def as_data_source(self, split, decoders=None):
@@ -207,6 +208,9 @@ def test_a_prepared_data_set_is_read_through_its_package(tmp_path, monkeypatch):
     )
     images = pixels(5, 7, 3, 1)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", PreparedDataSet(images))
+    message = user_error(ImageSource(tfds, 0).split, "train")
+    assert f"data.directory={tmp_path} is neither the folder of a prepared data set" in message
+    (tmp_path / "dataset_info.json").touch()
     source = ImageSource(tfds, 0)
     found = source.split("train")
     assert source.classes() == ImageClasses(("cat", "dog"), "cat", (7, 3, 1))
@@ -214,7 +218,9 @@ def test_a_prepared_data_set_is_read_through_its_package(tmp_path, monkeypatch):
     np.testing.assert_array_equal(found.labels(("cat", "dog")), [0, 1, 0, 1, 0])
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", PreparedDataSet(images + 1))
     assert ImageSource(tfds, 0).split("train").fingerprint() != found.fingerprint()
-    assert f"data.directory={tmp_path} is no folder NAME/VERSION" in user_error(source.split, "validation")
+    assert f"data.directory={tmp_path} has no images and labels in a split val" in user_error(
+        source.split, "validation"
+    )
 
 
 def user_error(function, *arguments) -> str:

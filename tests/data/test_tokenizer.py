@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import itertools
 import json
 import logging
 import re
@@ -288,11 +287,30 @@ def test_a_folder_without_tokenizers(tmp_path):
     assert str(tmp_path) in user_error(load_tokenizers, tmp_path)
 
 
-def test_large_corpora_are_sampled_evenly():
-    pairs = [(str(i), "") for i in range(101)]
-    sample = [int(pair[0]) for pair in tokenizer_module._evenly_spread(iter(pairs), 101, 13)]
-    assert len(sample) == 13 and {b - a for a, b in itertools.pairwise(sample)} == {7, 8}
-    assert list(tokenizer_module._evenly_spread(iter(pairs), 101, 101)) == pairs
+def test_large_corpora_are_sampled():
+    pairs = [(str(i), "") for i in range(1_009)]
+    samples = [list(tokenizer_module._sample(iter(pairs), 1_009, most)) for most in (101, 101, 103)]
+    assert len(set(samples[0])) == 101 and samples[0] == sorted(samples[0], key=lambda pair: int(pair[0]))
+    assert samples[0] == samples[1] and len(samples[2]) == 103
+    mean = sum(int(pair[0]) for pair in samples[0]) / 101
+    assert 400 < mean < 600
+    assert list(tokenizer_module._sample(iter(pairs), 1_009, 1_009)) == pairs
+
+
+def test_the_vocabulary_is_learnt_from_a_sample_of_the_stated_size(config, monkeypatch):
+    seen = []
+    learn = tokenizer_module.train_sentencepiece
+
+    def look(lines, *settings):
+        seen.append(list(lines))
+        return learn(TEXT, *settings)
+
+    monkeypatch.setattr(tokenizer_module, "train_sentencepiece", look)
+    for size in (3, len(TEXT)):
+        sampled = dataclasses.replace(config, vocabulary_sample=size)
+        make_tokenizers(sampled, make_source(sampled, 0))
+    assert [len(lines) for lines in seen] == [6, 2 * len(TEXT)]
+    assert all(target == source.upper() for source, target in zip(seen[0][::2], seen[0][1::2], strict=True))
 
 
 @pytest.mark.parametrize("vocab_size", [500, 1_000])

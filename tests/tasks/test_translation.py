@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import math
 import sys
 
@@ -12,13 +13,15 @@ import pytest
 
 from tests.models.small import run
 from transformer.config import Config, DataConfig, DecodingConfig, EvaluationConfig, ModelConfig
+from transformer.data.sources import PairList
 from transformer.models.masks import AttentionMask
 from transformer.models.seq2seq import Seq2SeqMasks
 from transformer.tasks import make_task
 from transformer.tasks.searching import group_by_length
+from transformer.tasks.translation import log_direction
 from transformer.tasks.translator import Translator, search
 from transformer.training.partitioning import unbox
-from transformer.types import UserError
+from transformer.types import Candidate, UserError
 
 AWKWARD = [
     "the number seven",
@@ -305,3 +308,44 @@ def test_names_of_parts_are_checked_before_the_text_is_read(config):
     limited = dataclasses.replace(config.model, num_experts=2, expert_dispatch="capacity")
     with pytest.raises(UserError, match=r"capacity cannot decode token by token.*use dropless"):
         make_task(dataclasses.replace(config, model=limited))
+
+
+def test_the_direction_is_said_with_two_pairs(caplog):
+    caplog.set_level(logging.INFO)
+    long = "word " * 99
+    log_direction(DataConfig(target_language="fr"), PairList([("one", "un"), (long, ""), ("three", "trois")]))
+    assert caplog.messages[:4] == [
+        "translating from en to fr; the first two training pairs:",
+        "  en: one",
+        "  fr: un",
+        f"  en: {'word ' * 39}...",
+    ]
+    assert caplog.messages[4:] == ["  fr: "]
+
+
+def test_references_in_pieces_are_joined_as_outputs_are(config, tmp_path):
+    pieces = ["a", "b@@", "c", "d@@", "e"]
+    (tmp_path / "pieces").write_text("\n".join(pieces))
+    for stem in ("train", "test"):
+        for language in ("en", "de"):
+            (tmp_path / f"{stem}.{language}").write_text("b@@ c d@@ e\na b@@ c\n")
+    data = dataclasses.replace(
+        config.data, source="files", directory=str(tmp_path), tokenizer=str(tmp_path / "pieces"), batching="bucket"
+    )
+    task = make_task(dataclasses.replace(config, data=data))
+    task._translator = lambda decoding: Spoken(["bc de", "a bc"])
+    params = jax.jit(lambda key: unbox(task.init(key)))(jax.random.key(0))
+    scores = task.evaluate(params, "test")
+    assert scores["exact_match"] == 1.0 and scores["num_examples"] == 2
+
+
+class Spoken:
+    """A translator that says what it is told to."""
+
+    num_truncated = 0
+
+    def __init__(self, lines):
+        self.lines = lines
+
+    def __call__(self, params, lines, num_best):
+        return ([Candidate(line, 0.0)] for line in self.lines)

@@ -439,7 +439,7 @@ def test_a_manifest_that_cannot_be_written_leaves_no_checkpoint(tmp_path, monkey
     def fail(path, text):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "_write_atomically", fail)
+    monkeypatch.setattr(module, "write_text", fail)
     with pytest.raises(UserError, match="the disk is full"):
         save(checkpoints, 2)
     with pytest.raises(UserError, match="the disk is full"):

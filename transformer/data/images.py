@@ -21,6 +21,7 @@ from transformer.data.augmentation import AUGMENTATIONS, augment, rng_of
 from transformer.data.batching import PerEpoch
 from transformer.data.labeled_text import LABELS_NAME, save_labels
 from transformer.data.sources import existing_file, names_near, read_lines
+from transformer.data.tfds_builders import open_builder
 from transformer.progress import progress
 from transformer.types import ImageBatch, UserError, one_of
 
@@ -121,21 +122,19 @@ class ImageFolder:
 class TfdsImages:
     """A split of a data set that TensorFlow Datasets has prepared as ArrayRecord, read as NumPy when needed.
 
-    The package reads that format without TensorFlow.
+    The package reads that format without TensorFlow. See :mod:`transformer.data.tfds_builders` for its names.
     """
 
-    def __init__(self, folder: Path, split: str):
-        tfds = _needed("tensorflow_datasets", "-r requirements-tfds.txt", "data.source=tfds")
+    def __init__(self, config: DataConfig, split: str):
+        tfds, builder = open_builder(config, ("image", "label"))
+        features = builder.info.features
         try:
-            builder = tfds.builder_from_directory(folder)
-            features = builder.info.features
             self._images = builder.as_data_source(split)
             self._records = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
             labels = [int(self._records[number]["label"]) for number in range(len(self._records))]
         except Exception as error:  # the package has no common base of what it raises
             raise UserError(
-                f"data.directory={folder} is no folder NAME/VERSION of a data set that TensorFlow Datasets prepared "
-                f"with file_format=array_record, with images and labels and a split {split}: {error}"
+                f"data.directory={config.directory} has no images and labels in a split {split}: {error}"
             ) from error
         self._class_names = np.array([features["label"].int2str(label) for label in labels])
 
@@ -392,8 +391,8 @@ def open_csv(config: DataConfig, stem: str) -> ImageSet:
 
 
 def open_tfds(config: DataConfig, stem: str) -> ImageSet:
-    """The split STEM of the prepared data set in DIRECTORY, which ends in its version: ``mnist/3.0.1``."""
-    return TfdsImages(image_directory(config), stem)
+    """The split STEM of the data set that DIRECTORY names, ``mnist`` or ``mnist:3.0.1``, or that is prepared there."""
+    return TfdsImages(config, stem)
 
 
 IMAGE_SOURCES: dict[str, Callable[[DataConfig, str], ImageSet]] = {

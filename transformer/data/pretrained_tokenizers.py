@@ -17,7 +17,7 @@ from typing import Any, Optional
 import sentencepiece
 import tokenizers
 
-from transformer.data.tokenizer import ExtraIdsTokenizer, SavedTokenizer, SentencePieceTokenizer, digest
+from transformer.data.tokenizer import ExtraIdsTokenizer, SavedTokenizer, SentencePieceTokenizer, cores, digest
 from transformer.types import UserError
 
 NEVER_IN_UTF8 = (0xFF, 0xFE, 0xFD, 0xFC, 0xFB, 0xFA, 0xF9, 0xF8, 0xF7, 0xF6, 0xF5, 0xC1, 0xC0)
@@ -204,7 +204,7 @@ class MarianTokenizer(SavedTokenizer):
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         codes = [self._language_code(line) for line in lines]
         texts = [line.removeprefix(code) for line, code in zip(lines, codes, strict=True)]
-        pieces = self._processor.encode(texts, out_type=str, num_threads=os.cpu_count() or 1)
+        pieces = self._processor.encode(texts, out_type=str, num_threads=self.threads or cores())
         starts = [[self._ids[code]] if code else [] for code in codes]
         return [
             start + [self._ids.get(piece, self.unk_id) for piece in found]

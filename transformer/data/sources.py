@@ -1,14 +1,17 @@
-"""Where pairs of lines come from: parallel text files or generated phrases, behind one small interface.
+"""Where pairs of lines come from: parallel text files, TFDS or generated phrases, behind one small interface.
 
 Text is handed on as it stands: nothing here normalises it.
 """
 
+import contextlib
 import difflib
 import functools
 import gzip
 import hashlib
 import logging
 import os
+import re
+import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
@@ -18,11 +21,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from transformer.config import DataConfig
-from transformer.data import phrases
+from transformer.data import archives
+from transformer.paths import user_cache
 from transformer.types import UserError, one_of
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SPLITS = ("train", "validation", "test")
+SEGMENT = re.compile(r"<seg\b[^>]*>(.*)</seg>", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +58,18 @@ class ParallelSource(Protocol):
 
 
 def make_source(config: DataConfig, seed: int) -> ParallelSource:
-    """The source that ``data.source`` names. ``seed`` draws the pairs of generated sources.
+    """The source that ``data.source`` names, cleaned if that is asked for.
+
+    Args:
+      seed: draws the pairs of generated sources.
 
     Raises:
       UserError: for what cannot be found or generated.
     """
-    return one_of("data.source", config.source, SOURCES)(config, seed)
+    from transformer.data.cleaning import CleanedSource, rules_of  # which is built on this module
+
+    source = one_of("data.source", config.source, SOURCES)(config, seed)
+    return CleanedSource(source, config) if rules_of(config) else source
 
 
 class TextFiles:
@@ -185,10 +196,11 @@ def _draw(text: str, seed: int) -> int:
 
 
 class FileSource(TextFiles):
-    """Parallel text files ``DIRECTORY/STEM.LANGUAGE``, plain or gzipped (``.gz``).
+    """Parallel text files ``DIRECTORY/STEM.LANGUAGE``, plain or gzipped (``.gz``), or in tar archives of the directory.
 
-    Where there is no ``STEM.en`` and ``STEM.de``, the names of WMT ``STEM.en-de.en`` and ``STEM.en-de.de`` (or
-    ``de-en``) are tried.
+    Where there is no ``STEM.en`` and ``STEM.de``, the names of WMT are tried: ``STEM.en-de.en`` and ``STEM.en-de.de``
+    (or ``de-en``), then the test sets ``STEM-ende-src.en.sgm`` and ``STEM-ende-ref.de.sgm`` (or ``deen``, or neither),
+    of which source and reference may change places. What lies in archives comes after what lies in the directory.
     """
 
     def __init__(self, config: DataConfig, seed: int):
@@ -205,47 +217,75 @@ class FileSource(TextFiles):
         return "\n".join(example)
 
     def _digest(self, examples: Iterable[tuple[str, str]]) -> str:
-        return _digest(examples)
+        return digest_of_pairs(examples)
 
-    def _names(self, stem: str, source: str, target: str) -> list[tuple[Path, Path]]:
-        infixes = ("", f"{source}-{target}.", f"{target}-{source}.")
-        return [
-            (self._directory / f"{stem}.{infix}{source}", self._directory / f"{stem}.{infix}{target}")
-            for infix in infixes
-        ]
+    @functools.cached_property
+    def _endings(self) -> list[tuple[str, str]]:
+        """What the names of two files may have after their stem, in the order in which they are looked for."""
+        source, target = self._languages
+        infixes = ("", f".{source}-{target}", f".{target}-{source}")
+        endings = [(f"{infix}.{source}", f"{infix}.{target}") for infix in infixes]
+        for first, second in (("src", "ref"), ("ref", "src")):
+            for infix in (f"-{source}{target}", f"-{target}{source}", ""):
+                endings.append((f"{infix}-{first}.{source}.sgm", f"{infix}-{second}.{target}.sgm"))
+        return endings
 
     def _files(self, stem: str) -> tuple[Path, Path]:
         """The two files of a stem."""
-        names = self._names(stem, *self._languages)
-        for pair in names:
-            found = [existing_file(path) for path in pair]
-            if found[0] and found[1]:
-                return found[0], found[1]
-        missing = next((path for path in names[0] if not existing_file(path)), names[0][0])
-        for pair in names:
-            if any(existing_file(path) for path in pair):  # half a pair says best what is wrong
-                missing = next(path for path in pair if not existing_file(path))
-                break
+        names = [(stem + source, stem + target) for source, target in self._endings]
+        halves = []  # half a pair says best what is wrong
+        for find in (self._in_directory, self._in_archives):
+            for pair in names:
+                source, target = map(find, pair)
+                if source and target:
+                    return source, target
+                halves += [pair[1]] if source else [pair[0]] if target else []
+        missing = self._directory / (halves or names[0])[0]
         stems = self._known_stems()
         raise UserError(
             f"there is no {missing} (nor {missing.name}.gz); stems with {' and '.join(self._languages)} in "
             f"{self._directory}: {', '.join(stems) if stems else 'none'}"
         )
 
+    def _in_directory(self, name: str) -> Path | None:
+        return existing_file(self._directory / name)
+
+    def _in_archives(self, name: str) -> Path | None:
+        found = []
+        for archive in archives.in_folder(self._directory):
+            with reading(archive):
+                members = archives.members(archive)
+            for wanted in (name, f"{name}.gz"):
+                found += [archive / member for member in members if f"/{member}".endswith(f"/{wanted}")]
+        if len(found) > 1:
+            raise UserError(
+                f"there are several {name}: {', '.join(map(str, found))}; give the stem with its way through the "
+                f"archive, {found[0].relative_to(self._directory).parent / 'STEM'}, or put the file beside the archives"
+            )
+        return found[0] if found else None
+
     def _known_stems(self) -> list[str]:
-        source, target = self._languages
-        names = {path.name.removesuffix(".gz") for path in self._directory.iterdir()}
+        """Those that a message may name: in the directory, and by their plain names in its archives."""
+        names = {path.name for path in self._directory.iterdir()}
+        for archive in archives.in_folder(self._directory):
+            names |= {Path(member).name for member in archives.members(archive)}
+        names = {name.removesuffix(".gz") for name in names}
         stems = set()
-        for infix in (f".{source}-{target}", f".{target}-{source}", ""):
-            heads = {name.removesuffix(f"{infix}.{source}") for name in names if name.endswith(f"{infix}.{source}")}
-            stems |= {head for head in heads if f"{head}{infix}.{target}" in names}
-        return sorted(stem for stem in stems if not stem.endswith((f".{source}-{target}", f".{target}-{source}")))
+        # Of names that fit several, the longest ending is taken off.
+        for source, target in sorted(self._endings, key=lambda pair: len(pair[0]), reverse=True):
+            heads = {name.removesuffix(source) for name in names if name.endswith(source)}
+            found = {head for head in heads if head + target in names}
+            stems |= found
+            names -= {head + ending for head in found for ending in (source, target)}
+        return sorted(stems)
 
 
 class PhraseSource:
     """Phrases that are generated from the seed: see :mod:`transformer.data.phrases`."""
 
     def __init__(self, config: DataConfig, seed: int):
+        from transformer.data import phrases  # what makes them takes long to import
+
         if config.source_language != phrases.SOURCE_LANGUAGE:
             raise UserError(
                 f"data.source_language={config.source_language}: the generated phrases are translations from "
@@ -254,10 +294,11 @@ class PhraseSource:
         check_own_splits(config)
         self._config = config
         self._seed = seed
-        self._splits: dict[str, list[phrases.Phrase]] = {}
+        self._generate = phrases.generate
+        self._splits: dict[str, list[Any]] = {}
 
     def fingerprint_of(self, split: str) -> str:
-        return _digest(self.pairs(split))
+        return digest_of_pairs(self.pairs(split))
 
     def size(self, split: str) -> int:
         return len(self._phrases(split))
@@ -272,10 +313,10 @@ class PhraseSource:
     def repeats(self, split: str) -> np.ndarray | None:
         return None
 
-    def _phrases(self, split: str) -> list[phrases.Phrase]:
+    def _phrases(self, split: str) -> list[Any]:
         if split not in self._splits:
             config = self._config
-            self._splits[split] = phrases.generate(split, config.target_language, config.num_phrases, self._seed)
+            self._splits[split] = self._generate(split, config.target_language, config.num_phrases, self._seed)
         return self._splits[split]
 
 
@@ -286,7 +327,7 @@ class PairList:
         self._pairs = pairs
 
     def fingerprint_of(self, split: str) -> str:
-        return _digest(self._pairs)
+        return digest_of_pairs(self._pairs)
 
     def size(self, split: str) -> int:
         return len(self._pairs)
@@ -298,9 +339,16 @@ class PairList:
         return None
 
 
+def _open_tfds(config: DataConfig, seed: int) -> ParallelSource:
+    from transformer.data.tfds_pairs import TfdsPairs  # which is built on this module
+
+    return TfdsPairs(config)
+
+
 SOURCES: dict[str, Callable[[DataConfig, int], ParallelSource]] = {
     "files": FileSource,
     "phrases": PhraseSource,
+    "tfds": _open_tfds,
 }
 """The names that ``data.source`` may have."""
 
@@ -352,6 +400,9 @@ def read_pairs(source: str | os.PathLike[str], target: str | os.PathLike[str]) -
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """The lines of a UTF-8 text file, or of ``path.gz`` where there is no ``path``: see :func:`decode_lines`.
 
+    The path may lead through a tar archive. Of ``.sgm`` files, in which test sets of WMT come, the lines are the
+    segments; their entities stay as they are, as sacreBLEU and TFDS leave them.
+
     Raises:
       UserError: at the call, if there is no such file; while reading, if it cannot be read or is not UTF-8.
     """
@@ -401,22 +452,58 @@ def cache_folder(config: DataConfig) -> Path:
     """The folder of what can be made again: ``data.cache_directory``, or ``transformer`` in the user's cache."""
     if config.cache_directory is not None:
         return Path(config.cache_directory).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformer"
+    return user_cache()
+
+
+@contextlib.contextmanager
+def writing_cache(path: Path) -> Iterator[None]:
+    """Say which key to change when a file of the cache cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; set data.cache_directory to a folder on a disk with room"
+        ) from error
 
 
 def _read(path: Path) -> Iterator[str]:
+    with reading(path), contextlib.ExitStack() as stack:
+        member = archives.split_path(path)
+        stream: Any = stack.enter_context(archives.open_member(*member) if member else path.open("rb"))
+        if path.suffix == ".gz":
+            stream = stack.enter_context(gzip.GzipFile(fileobj=stream))
+        lines = decode_lines(stream, str(path))
+        yield from _segments(lines, path) if path.name.removesuffix(".gz").endswith(".sgm") else lines
+
+
+def _segments(lines: Iterable[str], path: Path) -> Iterator[str]:
+    """What stands between ``<seg id="1">`` and ``</seg>``, of which each line has at most one."""
+    for number, line in enumerate(lines, start=1):
+        found = SEGMENT.search(line)
+        if found:
+            yield found[1].strip()
+        elif "<seg" in line.lower():
+            raise UserError(f"{path}:{number}: a segment does not end in its line")
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with a file, a gzip file or an archive into a ``UserError`` with its name."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            yield from decode_lines(stream, str(path))
+        yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: not a whole gzip file ({error})") from error
+    except tarfile.TarError as error:
+        raise UserError(f"{path}: not a whole tar archive ({error})") from error
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
+        raise UserError(f"{error.filename or path}: {error.strerror}") from error
 
 
 def existing_file(path: Path) -> Path | None:
-    """The file itself, or its gzipped form."""
-    return next((found for found in (path, path.with_name(path.name + ".gz")) if found.exists()), None)
+    """The file itself, or its gzipped form; the path may lead through a tar archive."""
+    both = (path, path.with_name(path.name + ".gz"))
+    with reading(path):
+        return next((found for found in both if found.exists() or archives.is_member(found)), None)
 
 
 def names_near(path: Path) -> str:
@@ -426,7 +513,7 @@ def names_near(path: Path) -> str:
     return f"; {path.parent} has {', '.join(near)}" if near else ""
 
 
-def _digest(pairs: Iterable[tuple[str, str]]) -> str:
+def digest_of_pairs(pairs: Iterable[tuple[str, str]]) -> str:
     """A digest of the text of the pairs, in hex; no line holds a newline, so that no two texts look the same."""
     digest = hashlib.blake2b(digest_size=16)
     for source, target in pairs:

@@ -7,23 +7,24 @@ tokenizers, so that it is made once and then reused.
 
 import contextlib
 import errno
-import fcntl
 import hashlib
-import itertools
 import json
 import logging
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
 
 from transformer.data.documents import DocumentSource
+from transformer.data.encoding import Encoded, dtype_of, encode_all
+from transformer.data.locks import locked
 from transformer.data.sources import ParallelSource
-from transformer.data.tokenizer import Tokenizer
+from transformer.data.tokenizer import Tokenizer, cores
 from transformer.progress import progress
 from transformer.types import UserError
 
@@ -31,6 +32,7 @@ FORMAT_VERSION = 1
 SIDES = {2: ("source", "target"), 1: ("text",)}
 """The names of a store's sides, by their number."""
 PAIRS_PER_CHUNK, CHARACTERS_PER_CHUNK = 8_192, 2**24  # tokenised at a time; of documents as many as of pairs
+PAIRS_PER_PROCESS = 100_000  # for less it does not pay to start another process
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +123,11 @@ class Store:
 
 
 def open_store(
-    source: ParallelSource | DocumentSource, split: str, tokenizers: tuple[Tokenizer, ...], folder: pathlib.Path
+    source: ParallelSource | DocumentSource,
+    split: str,
+    tokenizers: tuple[Tokenizer, ...],
+    folder: pathlib.Path,
+    processes: int | None = None,
 ) -> Store:
     """The tokenised split: opened where ``folder`` has it, else made there first.
 
@@ -132,6 +138,7 @@ def open_store(
       split: the name of the split.
       tokenizers: of the source side and of the target side, or of the documents.
       folder: the cache, on local disk.
+      processes: that tokenise, where there is work for several; None: one for each core. What comes out is the same.
 
     Raises:
       UserError: the split is empty, a tokenizer gives ids outside its vocabulary, or the cache cannot be written.
@@ -143,7 +150,9 @@ def open_store(
         return store
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with _lock(path.with_name(path.name + ".lock"), split):
+    with contextlib.ExitStack() as stack:
+        with _writing(folder):
+            stack.enter_context(locked(path.with_name(path.name + ".lock"), f"tokenising the {split} split"))
         store = _open_whole(path)  # the process that we waited for has made it
         if store is not None:
             return store
@@ -154,7 +163,7 @@ def open_store(
             shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
             partial.mkdir()
         try:
-            _build(source, split, tokenizers, fingerprint, partial)
+            _build(source, split, tokenizers, fingerprint, partial, processes)
             with _writing(folder):
                 shutil.rmtree(path, ignore_errors=True)
                 partial.rename(path)
@@ -194,6 +203,7 @@ def _build(
     tokenizers: tuple[Tokenizer, ...],
     fingerprint: str,
     folder: pathlib.Path,
+    processes: int | None,
 ) -> None:
     """Tokenise the split, a chunk at a time, into ``folder``."""
     examples: Iterator[tuple[str, ...]]
@@ -201,15 +211,18 @@ def _build(
         unit, examples = "pair", source.pairs(split)
     else:
         unit, examples = "document", zip(source.documents(split), strict=True)
-    examples = progress(examples, f"tokenising {split}", total=source.size(split), unit=unit)
+    size = source.size(split)
+    processes = min(processes or cores(), max(1, size // PAIRS_PER_PROCESS))
+    examples = progress(examples, f"tokenising {split}", total=size, unit=unit)
+    start = time.monotonic()
     with contextlib.ExitStack() as stack:
         writers = [
             stack.enter_context(_SideWriter(folder, name, tokenizer, unit))
             for name, tokenizer in zip(SIDES[len(tokenizers)], tokenizers, strict=True)
         ]
-        for chunk in _chunks(examples):
-            for writer, lines in zip(writers, zip(*chunk, strict=True), strict=True):
-                writer.write(lines)
+        for encoded in encode_all(_chunks(examples), tokenizers, processes):
+            for writer, side in zip(writers, encoded, strict=True):
+                writer.write(side)
         count = writers[0].lines
         if not count:
             raise UserError(f"the {split} split has no {unit}s")
@@ -218,6 +231,10 @@ def _build(
     with _writing(folder), open(folder / "manifest.json", "w", encoding="utf-8") as file:
         json.dump(manifest, file)
         _sync(file)
+    lines, seconds = count * len(writers), time.monotonic() - start
+    if size >= PAIRS_PER_PROCESS:
+        rate = f"{lines / seconds:,.0f}"
+        logger.info("tokenised %s in %.0f s: %s lines a second on %d process(es)", split, seconds, rate, processes)
 
 
 def _chunks(examples: Iterator[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
@@ -239,7 +256,7 @@ class _SideWriter:
     def __init__(self, folder: pathlib.Path, name: str, tokenizer: Tokenizer, unit: str):
         self.name = name
         self._unit = unit
-        self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+        self.dtype = dtype_of(tokenizer)
         self.lines = 0
         self.tokens = 0
         self._folder = folder
@@ -261,26 +278,18 @@ class _SideWriter:
                 for file in self._files:
                     _sync(file)
 
-    def write(self, lines: Sequence[str]) -> None:
-        encoded = self._tokenizer.encode_batch(list(lines))
-        ends = np.cumsum([len(ids) + 1 for ids in encoded], dtype=np.int64)
-        tokens = np.full(ends[-1], self._tokenizer.eos_id, np.int64)
-        is_text = np.ones(len(tokens), bool)
-        is_text[ends - 1] = False
-        tokens[is_text] = np.fromiter(itertools.chain.from_iterable(encoded), np.int64)
-        outside = (tokens < 0) | (tokens >= self._tokenizer.vocab_size)
-        if outside.any():
-            first = int(outside.argmax())
-            line = self.lines + int(np.searchsorted(ends, first, side="right")) + 1
+    def write(self, encoded: Encoded) -> None:
+        if encoded.outside is not None:
+            line, token = encoded.outside
             raise UserError(
-                f"the tokenizer of the {self.name} side gives id {tokens[first]} in {self._unit} {line}, but its "
-                f"vocabulary has {self._tokenizer.vocab_size} pieces; give data.tokenizer a model that is whole"
+                f"the tokenizer of the {self.name} side gives id {token} in {self._unit} {self.lines + line + 1}, but "
+                f"its vocabulary has {self._tokenizer.vocab_size} pieces; give data.tokenizer a model that is whole"
             )
         with _writing(self._folder):
-            self._files[0].write(tokens.astype(self.dtype).tobytes())
-            self._files[1].write((self.tokens + ends).tobytes())
-        self.lines += len(lines)
-        self.tokens += len(tokens)
+            self._files[0].write(encoded.tokens.tobytes())
+            self._files[1].write((self.tokens + encoded.ends).tobytes())
+        self.lines += len(encoded.ends)
+        self.tokens += len(encoded.tokens)
 
 
 def _sync(file: IO[Any]) -> None:
@@ -299,17 +308,3 @@ def _writing(folder: pathlib.Path) -> Iterator[None]:
             f"cannot write the tokenised corpus to {folder}: {os.strerror(error.errno or errno.EIO)}; "
             "set data.cache_directory to a folder on a disk with room"
         ) from error
-
-
-@contextlib.contextmanager
-def _lock(path: pathlib.Path, split: str) -> Iterator[None]:
-    """Hold the lock file; it is released when the process ends, however it ends."""
-    with contextlib.ExitStack() as stack:
-        with _writing(path.parent):
-            file = stack.enter_context(open(path, "w"))
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("another process is tokenising the %s split; waiting for it (%s)", split, path)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -28,7 +28,7 @@ PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 """The special ids of the vocabularies that are made here; given ones state their own."""
 NUM_SPECIAL = 4
 
-MOST_TRAINING_LINES = 10_000_000  # of a larger corpus as many lines, evenly spread, train the vocabulary
+SAMPLE_SEED = 0  # of data.vocabulary_sample: runs with other seeds share the vocabulary, and the tokenised corpus
 MOST_LINE_BYTES = 100_000  # longer lines do not take part in the training of the vocabulary
 # Unigram training adds floats in an order that depends on the number of threads: a fixed number, not the machine's.
 TRAINING_THREADS = 8
@@ -88,6 +88,7 @@ class SavedTokenizer(Tokenizer):
 
     mask_id: Optional[int] = None
     sentinel_ids: tuple[int, ...] = ()
+    threads: Optional[int] = None  # of `encode_batch`; None: one for each core
 
     def __init__(self, content: bytes):
         self.content = content
@@ -157,7 +158,7 @@ class SentencePieceTokenizer(SavedTokenizer):
         return self._processor.encode(line)
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        return self._processor.encode(list(lines), num_threads=os.cpu_count() or 1)
+        return self._processor.encode(list(lines), num_threads=self.threads or cores())
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._processor.decode([int(i) for i in ids if i not in self._silent])
@@ -257,7 +258,8 @@ def _code_points(text: str) -> np.ndarray:
 def load_tokenizer(path: str | os.PathLike[str]) -> SavedTokenizer:
     """The tokenizer in a file: one that was saved here, a SentencePiece model, a ``tokenizer.json`` or a ``vocab.txt``.
 
-    For the last two, files beside it say which special pieces are which, as in a Hugging Face model folder.
+    For the last two, files beside it say which special pieces are which, as in a Hugging Face model folder. A list of
+    pieces, some of which end in ``@@``, is for text that is split into them already.
 
     Raises:
       UserError: if the file cannot be read or holds no usable tokenizer.
@@ -266,12 +268,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> SavedTokenizer:
 
 
 def _from_content(content: bytes, path: str | os.PathLike[str]) -> SavedTokenizer:
-    from transformer.data import pretrained_tokenizers  # which is built on this module
+    from transformer.data import pretrained_tokenizers, segmented_text  # which are built on this module
 
     if not content.startswith(b"{"):  # as no SentencePiece model does
         if b"[UNK]" in content.replace(b"\r\n", b"\n").split(b"\n"):
             return pretrained_tokenizers.load_word_pieces(content, path)
-        return SentencePieceTokenizer(content, str(path))
+        return segmented_text.load_piece_list(content) or SentencePieceTokenizer(content, str(path))
     try:
         saved = json.loads(content)
         if "kind" not in saved and "model" in saved:
@@ -281,6 +283,8 @@ def _from_content(content: bytes, path: str | os.PathLike[str]) -> SavedTokenize
             return ByteTokenizer()
         if kind == "character":
             return CharacterTokenizer(saved["characters"])
+        if kind == "segmented_text":
+            return segmented_text.SegmentedTextTokenizer(saved["pieces"])
         if kind == "extra_ids":
             return ExtraIdsTokenizer(_from_content(base64.b64decode(saved["base"]), path), saved["number"])
         return pretrained_tokenizers.KINDS[kind].from_saved(saved, str(path))
@@ -418,13 +422,12 @@ class _Text(NamedTuple):
 
     name: what tells this text from any other
     size: how many groups there are
-    groups: lines that are taken or left out together, ``lines_per_group`` of them
+    groups: lines that are taken or left out together
     """
 
     name: Callable[[], str]
     size: Callable[[], int]
     groups: Callable[[], Iterator[Lines]]
-    lines_per_group: int = 1
 
 
 def _of_pairs(config: DataConfig, source: ParallelSource, sides: tuple[int, ...]) -> Tokenizer:
@@ -433,7 +436,6 @@ def _of_pairs(config: DataConfig, source: ParallelSource, sides: tuple[int, ...]
         name=lambda: f"{source.fingerprint_of('train')} {sides}",
         size=lambda: source.size("train"),
         groups=lambda: (tuple(pair[side] for side in sides) for pair in source.pairs("train")),
-        lines_per_group=len(sides),
     )
     return _with_extra_ids(config, _learn_or_reuse(config, text))
 
@@ -452,7 +454,7 @@ def _learn_or_reuse(config: DataConfig, text: _Text) -> SavedTokenizer:
             characters.update(*group)
         return CharacterTokenizer(characters)
     settings = (
-        f"{text.name()} {config.tokenizer_model} {config.vocab_size} {MOST_TRAINING_LINES} "
+        f"{text.name()} {config.tokenizer_model} {config.vocab_size} {config.vocabulary_sample} {SAMPLE_SEED} "
         f"{MOST_LINE_BYTES} sentencepiece {sentencepiece.__version__}"
     )
     name = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest() + ".model"
@@ -463,19 +465,21 @@ def _learn_or_reuse(config: DataConfig, text: _Text) -> SavedTokenizer:
     logger.info("learning a vocabulary of %d pieces (%s)", config.vocab_size, config.tokenizer_model)
     size = text.size()
     groups = progress(text.groups(), "reading text for the vocabulary", size)
-    groups = _evenly_spread(groups, size, MOST_TRAINING_LINES // text.lines_per_group)
+    groups = _sample(groups, size, config.vocabulary_sample)
     lines = (line for group in groups for line in group)
     tokenizer = train_sentencepiece(lines, config.tokenizer_model, config.vocab_size)
     tokenizer.save(path.parent, path.name)
     return tokenizer
 
 
-def _evenly_spread(groups: Iterator[Lines], size: int, most: int) -> Iterator[Lines]:
-    """``most`` of ``size`` groups at equal distances, or all if they are not more."""
+def _sample(groups: Iterator[Lines], size: int, most: int) -> Iterator[Lines]:
+    """``most`` of ``size`` groups, drawn without replacement, in their order; or all if they are not more."""
     if size <= most:
         return groups
-    logger.info("%d of %d lines or pairs, evenly spread, train the vocabulary", most, size)
-    return (group for i, group in enumerate(groups) if (i + 1) * most // size > i * most // size)
+    logger.info("the vocabulary is learnt from %s of %s lines or pairs", f"{most:,}", f"{size:,}")
+    chosen = np.zeros(size, bool)
+    chosen[np.random.default_rng(SAMPLE_SEED).choice(size, most, replace=False, shuffle=False)] = True
+    return itertools.compress(groups, chosen.tobytes())
 
 
 def _training_error(error: RuntimeError, vocab_size: int, num_lines: int) -> UserError:
@@ -493,6 +497,11 @@ def _training_error(error: RuntimeError, vocab_size: int, num_lines: int) -> Use
             f"use at least {least[1]}"
         )
     return UserError(f"data.vocab_size={vocab_size}: SentencePiece could not learn a vocabulary: {message}")
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def digest(content: bytes) -> str:

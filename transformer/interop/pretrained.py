@@ -25,7 +25,7 @@ from transformer.interop.tokenizer_files import check_tokenizer, export_tokenize
 from transformer.tasks import make_task
 from transformer.training.loading import load, open_checkpoints
 from transformer.training.partitioning import unbox
-from transformer.training.workdir import CHECKPOINTS, CONFIG
+from transformer.training.workdir import CONFIG, checkpoints_folder
 from transformer.types import Params, UserError, one_of
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def import_pretrained(
     Raises:
       UserError: for settings or tensors that cannot be translated exactly.
     """
-    if any((workdir / CHECKPOINTS).glob("[0-9]*")):
+    if any(checkpoints_folder(workdir).glob("[0-9]*")):
         raise UserError(f"--workdir={workdir} holds checkpoints of a run; give another folder")
     pretrained = open_pretrained(source)
     family, config = read_config(pretrained)

@@ -39,7 +39,7 @@ from transformer.training.schedules import make_schedule
 from transformer.training.state import TrainState, abstract_state, init_state
 from transformer.training.step import count_parts, jit_train_step
 from transformer.training.trainer import padding_share
-from transformer.training.workdir import require_no_file, require_same_experiment
+from transformer.training.workdir import local_workdir, require_no_file, require_same_experiment
 from transformer.types import Task, UserError
 
 NUM_BATCHES = 100  # that are looked at; at most an epoch
@@ -365,7 +365,7 @@ class _DryRun:
         if source is not None and not self.checkpoints.steps():
             with tempfile.TemporaryDirectory() as folder:
                 self.task.save_assets(Path(folder))
-                params = read_parts(Path(source), self.config, self.task, Path(folder))
+                params = read_parts(local_workdir(source), self.config, self.task, Path(folder))
         return init_state(self.task, self.optimizer, self.abstract, self.config.seed, params)
 
     def show_checks(self) -> None:

@@ -115,7 +115,8 @@ class BaseTask:
         """The tokenised split of a source; those of the task's own are kept open."""
         if source is self._source and split in self._stores:
             return self._stores[split]
-        store = open_store(source, split, self._side_tokenizers(), cache_folder(self.config.data))
+        data = self.config.data
+        store = open_store(source, split, self._side_tokenizers(), cache_folder(data), data.processes)
         if source is self._source:
             self._stores[split] = store
         return store

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import logging
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -12,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.config import Config, DecodingConfig
+from transformer.config import Config, DataConfig, DecodingConfig
 from transformer.data.batching import describe, evaluation_plan, training_plan
 from transformer.data.pipeline import Pipeline
+from transformer.data.segmented_text import SegmentedTextTokenizer
 from transformer.data.sources import (
     PairList,
     ParallelSource,
@@ -33,6 +36,8 @@ from transformer.tasks.base import BaseTask, require_roles
 from transformer.tasks.seq2seq_training import Seq2SeqTraining, logits
 from transformer.tasks.translator import Translator
 from transformer.types import Candidate, Params, Seq2SeqBatch, UserError
+
+SHOWN_CHARACTERS = 200  # of a line in the log
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +68,7 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
 
     @functools.cached_property
     def _training(self) -> Pipeline:
+        log_direction(self.config.data, self._source)
         store = self._store(self._source, "train")
         plan = training_plan(
             self.config.data,
@@ -96,6 +102,8 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
                 "given",
             )
         sources, references = (list(side) for side in zip(*source.pairs(split), strict=True))
+        if isinstance(self.tokenizer, SegmentedTextTokenizer):  # outputs are joined to words too
+            references = [self.tokenizer.join(line) for line in references]
         log_probs, counts = self._log_probs(params, source, split)
         nll = float(-log_probs.sum() / counts.sum())
         scores: dict[str, Any] = {"num_examples": len(counts), "nll_per_token": nll, "perplexity": float(np.exp(nll))}
@@ -152,6 +160,15 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
     def _translator(self, decoding: DecodingConfig) -> Translator:
         detokenize = detokenizer(self.config.data.target_language) if decoding.detokenize else None
         return Translator(self.model, self._tokenizers, decoding, detokenize)
+
+
+def log_direction(config: DataConfig, source: ParallelSource) -> None:
+    """Say which language is translated into which, with the first two training pairs to see it by."""
+    sides = (config.source_language, config.target_language)
+    logger.info("translating from %s to %s; the first two training pairs:", *sides)
+    for pair in itertools.islice(source.pairs("train"), 2):
+        for name, line in zip(sides, pair, strict=True):
+            logger.info("  %s: %s", name, textwrap.shorten(line, SHOWN_CHARACTERS, placeholder=" ..."))
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -23,7 +23,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +30,17 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from transformer.paths import (
+    AnyPath,
+    as_path,
+    file_size,
+    files_below,
+    is_remote,
+    remove_tree,
+    sync,
+    sync_tree,
+    write_text,
+)
 from transformer.types import Params, UserError
 
 MANIFEST = "manifest.json"
@@ -57,20 +67,21 @@ class Checkpoints:
     """The checkpoints of one run. Only a process that saves removes anything; readers leave the folder as it is.
 
     Args:
-      folder: where they are; made when first needed.
+      folder: where they are, on disk or in a bucket; made when first needed.
       keep: how many of the newest stay. The best stays too.
       best_metric: what is given to :meth:`set_metric`; scores of another name are not compared with it.
       best_mode: ``max`` or ``min``: which score is the best.
     """
 
     def __init__(
-        self, folder: str | Path, *, keep: int = 5, best_metric: str = "metric", best_mode: str = "max"
+        self, folder: str | os.PathLike[str], *, keep: int = 5, best_metric: str = "metric", best_mode: str = "max"
     ) -> None:
         if best_mode not in ("max", "min"):
             raise ValueError(f"best_mode={best_mode} is neither max nor min")
         if keep < 1:
             raise ValueError(f"keep={keep} must be at least 1")
-        self.folder = Path(folder).absolute()
+        given = as_path(folder)
+        self.folder = given if is_remote(given) else given.absolute()
         self._keep = keep
         self._best_metric = best_metric
         self._best_mode = best_mode
@@ -134,7 +145,7 @@ class Checkpoints:
             metrics.setdefault(self._best_metric, {})[str(step)] = float(value)
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                _write_atomically(self.folder / METRICS, json.dumps(metrics, indent=1) + "\n")
+                write_text(self.folder / METRICS, json.dumps(metrics, indent=1) + "\n")
             except OSError as error:
                 raise UserError(f"{self.folder / METRICS} could not be written: {_file_error(error)}") from error
 
@@ -171,11 +182,14 @@ class Checkpoints:
             raise error
         step, size = self._saving
         self._remove_unfinished(step)
-        there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        free = ""
+        if not is_remote(self.folder):
+            there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+            free = f", {_megabytes(shutil.disk_usage(there).free)} are free there"
         raise UserError(
-            f"checkpoint {step} could not be written to {self.folder}: {reason}. Its arrays have {_megabytes(size)}, "
-            f"{_megabytes(shutil.disk_usage(there).free)} are free there; make room or lower "
-            f"training.keep_checkpoints={self._keep}. Earlier checkpoints are unharmed: {self._there()}"
+            f"checkpoint {step} could not be written to {self.folder}: {reason}. Its arrays have {_megabytes(size)}"
+            f"{free}; make room or lower training.keep_checkpoints={self._keep}. Earlier checkpoints are unharmed: "
+            f"{self._there()}"
         ) from error
 
     def close(self) -> None:
@@ -346,8 +360,8 @@ class Checkpoints:
             path = folder / name
             if not path.is_file():
                 raise Damaged(f"file {name} is missing")
-            if path.stat().st_size != facts["size"]:
-                raise Damaged(f"file {name} has {path.stat().st_size} bytes instead of {facts['size']}")
+            if file_size(path) != facts["size"]:
+                raise Damaged(f"file {name} has {file_size(path)} bytes instead of {facts['size']}")
         for item, tree in target.items():
             self._compare(step, item, content["arrays"].get(item), _shapes(tree))
         for name, facts in files.items():
@@ -407,7 +421,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         for step in self._damaged.intersection(self.steps()):
             aside = self.folder / f"{step}{DAMAGED}"
-            shutil.rmtree(aside, ignore_errors=True)
+            remove_tree(aside)
             (self.folder / str(step)).rename(aside)
             logger.warning("moved the damaged checkpoint %d to %s", step, aside)
         whole = self.steps()
@@ -415,7 +429,7 @@ class Checkpoints:
             name = path.name.partition(UNFINISHED)[0]
             if path.is_dir() and _is_step(name) and (path.name != name or int(name) not in whole):
                 logger.info("removing %s, which a save left unfinished", path)
-                shutil.rmtree(path)
+                remove_tree(path)
 
     def _end_writer(self) -> None:
         """End Orbax's threads; what went wrong in them has been raised before."""
@@ -426,8 +440,9 @@ class Checkpoints:
 
     def _remove_unfinished(self, step: int) -> None:
         if _is_first_host() and step not in self.steps():
-            shutil.rmtree(self.folder / f"{step}{UNFINISHED}", ignore_errors=True)
-            shutil.rmtree(self.folder / str(step), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(self.folder / f"{step}{UNFINISHED}")
+                remove_tree(self.folder / str(step))
 
     def _finish(self, writer: ocp.AsyncCheckpointer, content: dict[str, Any]) -> None:
         """In the background: when all hosts have written, seal the checkpoint and delete old ones."""
@@ -437,7 +452,7 @@ class Checkpoints:
                 folder = self.folder / str(content["step"])
                 content["files"] = _seal_files(folder)
                 manifest = {"sha256": _checksum_of_content(content), "content": content}
-                _write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1))
+                write_text(folder / MANIFEST, json.dumps(manifest, indent=1))
                 self._delete_old()
         except Exception as error:
             self._failure = error
@@ -447,8 +462,8 @@ class Checkpoints:
             folder = self.folder / str(step)
             try:
                 (folder / MANIFEST).unlink()
-                _sync(folder)  # from here on it is no checkpoint, however far the deletion of the rest comes
-                shutil.rmtree(folder)
+                sync(folder)  # from here on it is no checkpoint, however far the deletion of the rest comes
+                remove_tree(folder)
             except OSError as error:
                 logger.warning("checkpoint %d in %s could not be deleted: %s", step, self.folder, error)
 
@@ -475,7 +490,7 @@ def _sharding(leaf: Any) -> jax.sharding.Sharding:
     return getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
-def _read(folder: Path, target: Any) -> Any:
+def _read(folder: AnyPath, target: Any) -> Any:
     """One item, with the structure of ``target``: NumPy where that has NumPy, else JAX arrays and numbers."""
 
     def restore_args(leaf: Any) -> ocp.RestoreArgs:
@@ -490,7 +505,7 @@ def _read(folder: Path, target: Any) -> Any:
         return reader.restore(folder, arguments)
 
 
-def _mean(folders: list[Path], target: Params) -> Params:
+def _mean(folders: list[AnyPath], target: Params) -> Params:
     on_host = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), target)
     total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), target)
     for folder in folders:
@@ -503,43 +518,22 @@ def _mean(folders: list[Path], target: Params) -> Params:
     return jax.tree.map(place, total, target)
 
 
-def _seal_files(folder: Path) -> dict[str, Any]:
+def _seal_files(folder: AnyPath) -> dict[str, Any]:
     """Size and checksum of every file under ``folder``, all of it safely on the disk."""
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        _sync(path)
-        if path.is_file():
-            files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _checksum(path)}
-    _sync(folder)
-    _sync(folder.parent)
-    return files
+    sync_tree(folder)
+    return {
+        path.relative_to(folder).as_posix(): {"size": file_size(path), "sha256": _checksum(path)}
+        for path in files_below(folder)
+    }
 
 
-def _checksum(path: Path) -> str:
-    with open(path, "rb") as file:
+def _checksum(path: AnyPath) -> str:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _checksum_of_content(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_step(name: str) -> bool:

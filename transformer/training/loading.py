@@ -17,7 +17,7 @@ from transformer.tasks import make_task
 from transformer.training.checkpoints import Checkpoints
 from transformer.training.partitioning import unbox
 from transformer.training.state import TrainState
-from transformer.training.workdir import CHECKPOINTS, LOWER_IS_BETTER, read_config
+from transformer.training.workdir import LOWER_IS_BETTER, checkpoints_folder, local_workdir, read_config
 from transformer.types import Params, Task, UserError
 
 CLASSIFIER = "classifier"
@@ -53,7 +53,7 @@ def load(
     """The model of a workdir.
 
     Args:
-      workdir: of a run that ``train.py`` started.
+      workdir: of a run that ``train.py`` started, on disk or in a bucket.
       checkpoint: ``latest``, ``best``, a step, or ``average:N`` for the mean of the newest N.
       weights: ``raw``, or ``ema`` for the moving average.
       config: that of the workdir, with other settings for decoding; None: as it is there.
@@ -61,7 +61,7 @@ def load(
     Raises:
       UserError: if there is no such run or checkpoint, it is damaged, or its tokenizer is another one.
     """
-    workdir = Path(workdir)
+    workdir = local_workdir(workdir)
     config = config or read_config(workdir)
     task = make_task(config, workdir)
     params, description = read_params(workdir, config, task, checkpoint, weights)
@@ -75,7 +75,7 @@ def load(
 def open_checkpoints(workdir: Path, config: Config) -> Checkpoints:
     """The checkpoints of a workdir."""
     return Checkpoints(
-        workdir / CHECKPOINTS,
+        checkpoints_folder(workdir),
         keep=config.training.keep_checkpoints,
         best_metric=config.training.best_metric,
         best_mode="min" if config.training.best_metric in LOWER_IS_BETTER else "max",
@@ -161,7 +161,7 @@ def open_task(config: Config, workdir: Path | None) -> Task:
     if config.training.initialize_from is None:
         return make_task(config)
     with tempfile.TemporaryDirectory() as folder:
-        copy_tokenizer(Path(config.training.initialize_from), Path(folder))
+        copy_tokenizer(local_workdir(config.training.initialize_from), Path(folder))
         return make_task(config, Path(folder))
 
 
@@ -195,7 +195,7 @@ def same_assets(saved: str, present: str) -> bool:
 def _require_tokenizer(workdir: Path, description: dict[str, Any], task: Task) -> None:
     if not same_assets(description["metadata"]["assets_fingerprint"], task.assets_fingerprint()):
         raise UserError(
-            f"the checkpoints in {workdir / CHECKPOINTS} were trained with another tokenizer than the one given; "
+            f"the checkpoints in {checkpoints_folder(workdir)} were trained with another tokenizer than the one given; "
             "put the one they were trained with back"
         )
 

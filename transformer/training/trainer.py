@@ -71,6 +71,7 @@ class Trainer:
         self.workdir = workdir
         self.task = open_task(config, workdir if self.checkpoints.steps() else None)
         self.task.save_assets(workdir)
+        self._copy_to_bucket()
         self.fingerprints = fingerprints(self.task)
         self.optimizer = make_optimizer(training, self.schedule)
         self.state, self.seconds = self._restore_or_init()
@@ -117,6 +118,7 @@ class Trainer:
     def close(self) -> None:
         self.checkpoints.close()
         self.metrics.close()
+        self._copy_to_bucket()
 
     def _restore_or_init(self) -> tuple[TrainState, float]:
         """The state to go on from, and the seconds of training that it took."""
@@ -135,7 +137,8 @@ class Trainer:
         if restored is None:
             params = None
             if training.initialize_from is not None:
-                params = read_parts(Path(training.initialize_from), self.config, self.task, self.workdir)
+                earlier = workdirs.local_workdir(training.initialize_from)
+                params = read_parts(earlier, self.config, self.task, self.workdir)
             return init_state(self.task, self.optimizer, abstract, self.config.seed, params), 0.0
         require_fingerprints(self.fingerprints, restored.metadata, f"{restored.step} in {self.checkpoints.folder}")
         logger.info("going on from step %d in %s", restored.step, self.checkpoints.folder)
@@ -215,7 +218,12 @@ class Trainer:
         }
         state = {"step": self.state.step, "optimizer": self.state.optimizer}
         self.checkpoints.save(self.step, self.state.params, state, ema=self.state.ema, metadata=metadata)
+        self._copy_to_bucket()
         self.interval.add("save", since)
+
+    def _copy_to_bucket(self) -> None:
+        if jax.process_index() == 0:
+            workdirs.copy_to_bucket(self.workdir)
 
     def _evaluation_is_due(self) -> bool:
         training = self.config.training

@@ -1,13 +1,20 @@
-"""The folder of a run: the config it was started with, its log, and who may continue it."""
+"""The folder of a run: the config it was started with, its log, and who may continue it.
+
+A workdir in a bucket (``gs://``) has its checkpoints there, written and read by Orbax. All else is small and often
+appended to, which buckets cannot do: it lies in a folder on local disk that is filled from the bucket at the start and
+copied there with each checkpoint.
+"""
 
 import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from transformer.config import HARMLESS_KEYS, Config, differences, from_json, to_json
+from transformer.paths import AnyPath, as_path, copy_file, files_below, is_remote, user_cache
 from transformer.types import UserError
 
 logger = logging.getLogger(__name__)
@@ -15,7 +22,44 @@ logger = logging.getLogger(__name__)
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
 LOG = "log.txt"
+BUCKET = "bucket.txt"  # in the folder on local disk: the workdir that it stands for
 LOWER_IS_BETTER = ("loss", "nll", "nll_per_token", "perplexity", "bits_per_byte")
+
+
+def local_workdir(workdir: str | os.PathLike[str]) -> Path:
+    """The workdir on local disk: itself, or the folder that stands for one in a bucket, with what the bucket holds.
+
+    Raises:
+      UserError: the bucket cannot be reached.
+    """
+    given = as_path(workdir)
+    if not is_remote(given):
+        return Path(given)
+    address = os.fspath(given)
+    local = user_cache() / "workdirs" / hashlib.blake2b(address.encode(), digest_size=8).hexdigest()
+    local.mkdir(parents=True, exist_ok=True)
+    (local / BUCKET).write_text(address)
+    if given.exists():
+        for path in given.iterdir():
+            if path.name != CHECKPOINTS:
+                for file in files_below(path) if path.is_dir() else (path,):
+                    copy_file(file, local / file.relative_to(given))
+    return local
+
+
+def checkpoints_folder(workdir: Path) -> AnyPath:
+    """Where the checkpoints of a workdir on local disk are: in it, or in the bucket that it stands for."""
+    marker = workdir / BUCKET
+    return (as_path(marker.read_text()) if marker.exists() else workdir) / CHECKPOINTS
+
+
+def copy_to_bucket(workdir: Path) -> None:
+    """Copy what lies in a workdir on local disk to the bucket that it stands for, if it does."""
+    bucket = checkpoints_folder(workdir).parent
+    if is_remote(bucket):
+        for file in files_below(workdir):
+            if file.name != BUCKET and file.suffix not in (".partial", ".tmp"):
+                copy_file(file, bucket / file.relative_to(workdir).as_posix())
 
 
 @contextlib.contextmanager
@@ -56,7 +100,7 @@ def require_no_file(workdir: Path) -> None:
 
 def require_same_experiment(workdir: Path, config: Config) -> None:
     """Raise a ``UserError``, which shows how they differ, if the workdir has checkpoints of another experiment."""
-    if not any((workdir / CHECKPOINTS).glob("[0-9]*")):
+    if not any(checkpoints_folder(workdir).glob("[0-9]*")):
         return
     changed = differences(read_config(workdir), config)
     if changed:

@@ -1,0 +1,44 @@
+"""What was started does not outlive its starter."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+from tests.system.scripts import ROOT
+
+START = """
+import os, time
+from transformer.data.processes import start_pool
+
+if __name__ == "__main__":
+    pool = start_pool(1, os.getpid)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 3_600)
+    time.sleep(3_600)
+"""
+
+
+def test_the_processes_end_with_the_one_that_started_them(tmp_path):
+    (tmp_path / "start.py").write_text(START)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(tmp_path / "start.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as starter:
+        started = int(starter.stdout.readline())
+        assert runs(started)
+        starter.send_signal(signal.SIGKILL)
+    for _ in range(600):
+        if not runs(started):
+            return
+        time.sleep(0.1)
+    raise AssertionError("it is still there")
+
+
+def runs(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

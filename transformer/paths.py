@@ -1,0 +1,119 @@
+"""Folders on disk and in buckets (``gs://``) behind the methods of pathlib, and what the two do differently.
+
+Buckets are reached through etils.epath and gcsfs (requirements-gcs.txt), never through TensorFlow.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from transformer.types import UserError
+
+AnyPath: TypeAlias = Any
+"""A ``pathlib.Path``, or for buckets an ``etils.epath.Path``, which has its methods."""
+
+BYTES_PER_COPY = 2**20
+
+
+def as_path(path: str | os.PathLike[str]) -> AnyPath:
+    """The path that a user gave.
+
+    Raises:
+      UserError: it is neither on disk nor in a bucket that can be reached.
+    """
+    text = os.fspath(path)
+    if not is_remote(text):
+        return Path(text).expanduser()
+    if not text.startswith("gs://"):
+        raise UserError(f"{text} is neither a path on disk nor in a bucket, gs://BUCKET/...")
+    os.environ.setdefault("EPATH_USE_TF", "false")
+    import fsspec
+    from etils import epath
+
+    # What Orbax writes by another way must be seen.
+    fsspec.config.conf.setdefault("gs", {})["use_listings_cache"] = False
+    try:
+        fsspec.get_filesystem_class("gcs")
+    except ImportError as error:
+        raise UserError(f"{text} needs gcsfs: pip install -r requirements-gcs.txt") from error
+    return epath.Path(text)
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is in a bucket."""
+    return "://" in os.fspath(path)
+
+
+def user_cache() -> Path:
+    """The folder of what can be made again: ``transformer`` in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformer"
+
+
+def file_size(path: AnyPath) -> int:
+    """In bytes."""
+    facts = path.stat()
+    size: int = facts.length if is_remote(path) else facts.st_size
+    return size
+
+
+def files_below(folder: AnyPath) -> Iterator[AnyPath]:
+    """All files in a folder and its folders, by name."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            yield from files_below(path)
+        else:
+            yield path
+
+
+def remove_tree(folder: AnyPath) -> None:
+    """Remove a folder with all that is in it; that it is not there is no error."""
+    with contextlib.suppress(FileNotFoundError):
+        if is_remote(folder):
+            folder.rmtree()
+        else:
+            shutil.rmtree(folder)
+
+
+def copy_file(source: AnyPath, target: AnyPath) -> None:
+    """Copy a file, whole or not at all, into a folder that is made if it is not there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    written = target if is_remote(target) else target.with_name(target.name + ".partial")
+    with source.open("rb") as reader, written.open("wb") as writer:  # in a bucket a file is there once it is closed
+        shutil.copyfileobj(reader, writer, BYTES_PER_COPY)
+    if written != target:
+        written.replace(target)
+
+
+def write_text(path: AnyPath, text: str) -> None:
+    """Write a file, whole or not at all, and bring it to the disk."""
+    if is_remote(path):
+        path.write_text(text)
+        return
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # others may write the same
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def sync(path: AnyPath) -> None:
+    """Bring a file, or the names in a folder, to the disk; what is in a bucket is there already."""
+    if is_remote(path):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: AnyPath) -> None:
+    """Bring a folder, all that is in it, and its name to the disk."""
+    if not is_remote(folder):
+        for path in (*folder.rglob("*"), folder, folder.parent):
+            sync(path)
