@@ -137,12 +137,13 @@ def write_corpus(folder: Path, num_pairs: int) -> None:
 def make_words(rng: np.random.Generator, number: int) -> np.ndarray:
     """Different words of one to five syllables, the frequent ones shorter."""
     consonants, vowels = [*"bdfghklmnprstvwz", "sch", "st", "th", "tr"], [*"aeiouäü", "ei", "ou"]
-    syllables = np.array([first + second for first in consonants for second in vowels])
+    syllables = [first + second for first in consonants for second in vowels]
     words: dict[str, None] = {}
     while len(words) < number:
-        most = 1 + min(4, int(np.log10(len(words) + 10)))
-        words["".join(rng.choice(syllables, rng.integers(1, most + 1)))] = None
-    return np.array(list(words), object)
+        most = min(5, 1 + int(np.log10(len(words) + 10)))
+        for draw in rng.integers(len(syllables), size=(len(words) + 10, most)).tolist():
+            words["".join(syllables[place] for place in draw[: 1 + draw[0] % most])] = None
+    return np.array(list(words)[:number], object)
 
 
 @contextmanager

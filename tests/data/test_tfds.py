@@ -277,7 +277,7 @@ def test_what_is_no_data_set_of_pairs(root, tmp_path):
     assert "nowhere is neither the folder of a prepared data set" in message
     folder = prepare(tmp_path / "old" / "1.0.0", file_format="tfrecord")
     message = user_error(make_source, config(tmp_path, folder), 0)
-    assert "was prepared as tfrecord" in message and f"tfds convert_format --dataset_dir={folder}" in message
+    assert "was prepared as tfrecord" in message and f"tfds convert_format --dataset_version_dir={folder}" in message
     (folder / "dataset_info.json").write_text("{")
     assert f"{folder} cannot be read as a data set" in user_error(make_source, config(tmp_path, folder), 0)
     folder = prepare(tmp_path / "new" / "1.0.0", {"train": [("a", "b"), ("bad", "c")]})

@@ -7,7 +7,6 @@ a bucket (``gs://``); then the data set is copied to the cache, on local disk.
 Preparing needs TensorFlow, which runs in a process of its own and sees no accelerator. Reading needs none.
 """
 
-import hashlib
 import importlib
 import importlib.util
 import json
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 from transformer.config import DataConfig
 from transformer.data.locks import locked
 from transformer.data.processes import start_pool
-from transformer.data.sources import cache_folder, names_near
+from transformer.data.sources import cache_folder, names_near, writing_cache
 from transformer.paths import AnyPath, as_path, copy_file, file_size, files_below, is_remote
 from transformer.progress import progress
 from transformer.types import UserError, nearest
@@ -78,7 +77,7 @@ def open_builder(config: DataConfig, features: Sequence[str]) -> tuple[Any, Any]
         raise UserError(
             f"data.directory={directory}: {folder} was prepared as {', '.join(sorted(formats))}, which only TensorFlow "
             "reads; prepare it anew with TFDS_DATA_DIR set to another folder, or convert it: tfds convert_format "
-            f"--dataset_dir={folder} --out_file_format=array_record"
+            f"--dataset_version_dir={folder} --out_file_format=array_record"
         )
     require_features(directory, known, features)
     return tfds, builder
@@ -138,30 +137,32 @@ def _prepared(root: AnyPath, name: DataSetName) -> AnyPath:
 
 def _prepare(root: AnyPath, name: DataSetName, config: DataConfig, features: Sequence[str]) -> Path:
     """Prepare a data set while others wait; gives its folder on local disk."""
-    if importlib.util.find_spec("tensorflow") is None:
-        raise UserError(
-            f"data.directory={name} is not prepared in TFDS_DATA_DIR={root}, and preparing it needs TensorFlow: "
-            f"{INSTALL}; what is prepared is then read without it"
-        )
-    remote = is_remote(root)
-    place = _mirror(root, config) if remote else Path(root)
+    place = _local(root, config)
     try:
         place.mkdir(parents=True, exist_ok=True)
         lock = place / f".{name.name}-{name.config or ''}.lock"
         with locked(lock, f"preparing {name} in {place}", config.wait_minutes):
             found = _prepared(place, name)  # the process that we waited for has made it
             if found is None:
-                logger.info("preparing %s in %s: downloads are kept there", name, place)
+                _require_tensorflow(name, root)
+                logger.info("preparing %s in %s, where downloads are kept", name, place)
                 found = Path(_in_own_process(str(name), str(place), tuple(features)))
     except OSError as error:
         raise UserError(
             f"{name} cannot be prepared in {place}: {error.strerror or error}; set TFDS_DATA_DIR to a folder on a disk "
             "with room"
         ) from error
-    if remote:
-        logger.info("copying %s to %s", found, root)
-        _copy_all(found, root / found.relative_to(place))
+    if is_remote(root):
+        _copy_all(found, root / found.relative_to(place).as_posix())
     return found
+
+
+def _require_tensorflow(name: DataSetName, root: AnyPath) -> None:
+    if importlib.util.find_spec("tensorflow") is None:
+        raise UserError(
+            f"data.directory={name} is not prepared in TFDS_DATA_DIR={root}, and preparing it needs TensorFlow: "
+            f"{INSTALL}; what is prepared is then read without it"
+        )
 
 
 def _in_own_process(name: str, root: str, features: tuple[str, ...]) -> str:
@@ -218,20 +219,19 @@ def _package() -> Any:
 # Buckets
 
 
-def _mirror(path: AnyPath, config: DataConfig) -> Path:
-    """The folder on local disk that stands for one in a bucket."""
-    name = hashlib.blake2b(os.fspath(path).encode(), digest_size=8).hexdigest()
-    return cache_folder(config) / "tfds" / name
+def _local(path: AnyPath, config: DataConfig) -> Path:
+    """The folder itself, or the one in the cache that stands for a folder in a bucket."""
+    return cache_folder(config) / "tfds" / os.fspath(path).partition("://")[2] if is_remote(path) else Path(path)
 
 
 def _on_disk(folder: AnyPath, config: DataConfig) -> Path:
     """The folder of a prepared data set, copied to local disk if it is elsewhere."""
-    if not is_remote(folder):
-        return Path(folder)
-    local = _mirror(folder, config)
-    local.mkdir(parents=True, exist_ok=True)
-    with locked(local.with_name(local.name + ".lock"), f"copying {folder}"):
-        _copy_all(folder, local)
+    local = _local(folder, config)
+    if is_remote(folder):
+        with writing_cache(local):
+            local.parent.mkdir(parents=True, exist_ok=True)
+            with locked(local.with_name(f"{local.name}.lock"), f"copying {folder}"):
+                _copy_all(folder, local)
     return local
 
 
