@@ -17,7 +17,7 @@ from ml_collections import config_dict
 from transformer.paths import as_path
 from transformer.types import UserError, nearest, one_of
 
-CONFIG_VERSION = 4
+CONFIG_VERSION = 5
 
 
 @dataclasses.dataclass(frozen=True)

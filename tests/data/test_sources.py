@@ -184,7 +184,8 @@ def test_an_unknown_split_names_path_and_stems(corpus):
 
 def test_half_a_pair_names_the_other_half(corpus, tmp_path):
     write(tmp_path / "half.en-de.en", "one")
-    assert f"{tmp_path}/half.en-de.de" in user_error(make_source, dataclasses.replace(corpus, train=("half",)), 0)
+    source = make_source(dataclasses.replace(corpus, train=("half",)), 0)
+    assert f"{tmp_path}/half.en-de.de" in user_error(source.size, "train")
 
 
 def test_missing_directory(tmp_path):
