@@ -75,6 +75,7 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.data.directory = "wmt14_translate/de-en"
     config.data.source_language = "en"
     config.data.target_language = "de"
+    config.data.cleaning = ("empty",)
     config.data.validation = "validation"
     config.data.test = "test"
     config.data.vocab_size = 37_000

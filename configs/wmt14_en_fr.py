@@ -40,6 +40,8 @@ def get_config(variant: str = "base") -> ConfigDict:
     config = wmt14_en_de.get_config(variant)
     config.data.directory = "wmt14_translate/fr-en"
     config.data.target_language = "fr"
+    config.data.cleaning_max_words = 175
+    config.data.cleaning_max_ratio = 1.5
     if variant not in ("t2t", "fairseq"):
         config.data.vocab_size = 32_000
     if variant in ("big", "fairseq"):
