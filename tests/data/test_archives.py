@@ -90,7 +90,7 @@ def test_files_come_before_archives(folder):
 
 
 def test_what_is_missing_or_double_is_named(folder):
-    message = user_error(make_source, config(folder, train=("europarl-v8",)), 0)
+    message = user_error(make_source(config(folder, train=("europarl-v8",)), 0).size, "train")
     assert f"there is no {folder}/europarl-v8.en" in message
     known = (
         "commoncrawl, europarl-v7, giga-fren.release2.fixed, news-commentary-v9, newstest2013, newstest2014, undoc.2000"
@@ -103,14 +103,16 @@ def test_what_is_missing_or_double_is_named(folder):
 
 def test_half_a_pair_in_an_archive(tmp_path):
     statmt.write_archive(tmp_path / "half.tar", {"half.fr-en.en": b"one\n"})
-    assert f"there is no {tmp_path}/half.fr-en.fr" in user_error(make_source, config(tmp_path, train=("half",)), 0)
+    assert f"there is no {tmp_path}/half.fr-en.fr" in user_error(
+        make_source(config(tmp_path, train=("half",)), 0).size, "train"
+    )
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.8])
 def test_damaged_archives_are_named(folder, share):
     path = folder / "dev.tgz"
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    assert user_error(make_source, config(folder), 0).startswith(f"{path}: not a whole ")
+    assert user_error(make_source(config(folder), 0).size, "train").startswith(f"{path}: not a whole ")
     path.write_bytes(b"no archive at all" * 99)
     message = user_error(read_lines, path / "dev" / "newstest2013.en")
     assert message.startswith(f"{path}/dev/newstest2013.en: not a whole tar archive")
