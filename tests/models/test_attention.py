@@ -110,9 +110,9 @@ def test_kernels_agree_with_the_oracle_forward_and_gradient(implementation, mask
 @pytest.mark.slow
 @pytest.mark.parametrize(("implementation", "mask"), CASES)
 def test_every_kernel_mask_grouping_bias_cap_and_dtype(implementation, mask):
-    for groups, bias, softcap in itertools.product((1, 3), BIASES, (None, 0.7)):
-        agrees_with_the_oracle(implementation, mask, groups, "float32", bias, softcap)
-    for dtype, bias in itertools.product(("bfloat16", "float16"), (None, "relative")):
+    for number, (bias, softcap) in enumerate(itertools.product(BIASES, (None, 0.7))):
+        agrees_with_the_oracle(implementation, mask, (1, 3)[(number + number // 2) % 2], "float32", bias, softcap)
+    for dtype, bias in (("bfloat16", "relative"), ("float16", None)):
         agrees_with_the_oracle(implementation, mask, 3, dtype, bias, 0.7)
 
 

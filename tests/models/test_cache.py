@@ -72,10 +72,11 @@ def test_cached_is_uncached_over_heads_positions_windows_masks_and_dtypes(positi
     config = dataclasses.replace(
         CONFIG, position_encoding=position_encoding, num_kv_heads=num_kv_heads, **windows
     )  # fmt: skip
-    agrees(config, CAUSAL, firsts=(1, 6))
-    agrees(dataclasses.replace(config, dtype="bfloat16", qk_norm=True), CAUSAL, firsts=(5,), atol=0.2)
+    agrees(config, CAUSAL, firsts=(1 if num_kv_heads == 1 else 6,))
+    if windows == PATTERN:
+        agrees(dataclasses.replace(config, dtype="bfloat16", qk_norm=True), CAUSAL, firsts=(5,), atol=0.2)
     if not windows:  # a row's prefix must go in together
-        agrees(config, AttentionMask(causal=True, prefix_lengths=jnp.array([5, 2])), firsts=(5, 7))
+        agrees(config, AttentionMask(causal=True, prefix_lengths=jnp.array([5, 2])), firsts=(5,))
 
 
 @pytest.mark.parametrize("windows", [LOCAL, PATTERN], ids=["local", "pattern"])
