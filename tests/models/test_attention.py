@@ -113,7 +113,7 @@ def test_every_kernel_mask_grouping_bias_cap_and_dtype(implementation, mask):
     for number, (bias, softcap) in enumerate(itertools.product(BIASES, (None, 0.7))):
         agrees_with_the_oracle(implementation, mask, (1, 3)[(number + number // 2) % 2], "float32", bias, softcap)
     for dtype, bias in (("bfloat16", "relative"), ("float16", None)):
-        agrees_with_the_oracle(implementation, mask, 3, dtype, bias, 0.7)
+        agrees_with_the_oracle(implementation, mask, 3, dtype, bias, 0.7, gradient=False)
 
 
 def agrees_with_the_oracle(implementation, mask, groups, dtype, bias, softcap, gradient=True):
