@@ -40,8 +40,8 @@ def check_tokenizer(tokenizer: Tokenizer, settings: dict[str, Any], origin: Path
             f"{origin}: decoder_start_token_id={start_id}, but the tokenizer has {tokenizer.bos_id} for decoders to "
             "start from"
         )
-    lower_case = settings.get("sentence_bert_config", {}).get("do_lower_case")
-    if lower_case and tokenizer.encode(PROBE) != tokenizer.encode(PROBE.lower()):
+    sentences = settings.get("sentence_bert_config", {})
+    if sentences.get("do_lower_case") and tokenizer.encode(PROBE) != tokenizer.encode(PROBE.lower()):
         raise UserError(
             f"{origin.with_name('sentence_bert_config.json')}: do_lower_case=true, but the tokenizer tells capitals "
             "apart; give one that does not: --tokenizer=FOLDER"
