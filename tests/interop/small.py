@@ -86,8 +86,12 @@ def assets(folder: Path) -> Path:
 
 
 def described(settings: dict, heads: tuple[str, ...] = ()):
-    """Family and config of a model of which only the settings are there, and the names of its head's tensors."""
-    return read_config(Pretrained(Path("config.json"), settings, dict.fromkeys(heads)))
+    """Family and config of a model of which only the settings are there, and the names of its head's tensors.
+
+    Where there is a head, the names of all other tensors have a prefix, as in real files.
+    """
+    names = (*heads, f"{settings['model_type']}.embeddings") if heads else ()
+    return read_config(Pretrained(Path("config.json"), settings, dict.fromkeys(names)))
 
 
 def random_params(config, folder: Path, seed: int = 0):

@@ -39,7 +39,8 @@ def test_an_index_that_does_not_fit_its_files(tmp_path):
     for content, message in (
         ("{bad", r"index\.json cannot be read"),
         ("[]", r"index\.json must hold a JSON object"),
-        ("{}", r"index\.json: weight_map is missing"),
+        ("{}", r"index\.json has no weight_map"),
+        ('{"weight_map": ["a"]}', r"index\.json has no weight_map"),
         (
             '{"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}',
             r"one\.safetensors has no b, .*index\.json",

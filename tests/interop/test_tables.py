@@ -36,6 +36,16 @@ MODELS = {
 }
 
 
+TASKS = {
+    "bert masked_lm": "masked_lm",
+    "bert untied": "masked_lm",
+    "bert classifier": "text_classification",
+    "bert tokens": "token_classification",
+    "bert stated tokens": "token_classification",
+    "bert embedding": "sentence_embedding",
+}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("assets")
@@ -51,6 +61,7 @@ def read(settings, heads, tensors, folder):
 def test_there_and_back_changes_no_bit(name, folder):
     settings, heads = MODELS[name]
     family, config = described(settings, heads)
+    assert config.task == TASKS.get(name, "language_modeling")
     params = random_params(config, folder)
     shapes = {path: array.shape for path, array in params.items()}
     tensors = dict(tables.write_tensors(family, config, params))

@@ -18,7 +18,7 @@ def read_pooling(folder: Path) -> dict[str, str]:
     """
     if (folder / MODULES).is_file():
         for module in read_json(folder / MODULES, list):
-            kind = module["type"].rpartition(".")[2]
+            kind = str(module.get("type")).rpartition(".")[2]
             if kind not in ("Transformer", "Pooling", "Normalize"):
                 raise UserError(f"{folder / MODULES}: the module {kind} cannot be translated")
     if not (folder / POOLING).is_file():

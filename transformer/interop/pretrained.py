@@ -178,7 +178,7 @@ def _label_names(pretrained: Pretrained) -> tuple[str, ...]:
     named = pretrained.settings.get("id2label")
     if not named:
         named = {str(number): f"LABEL_{number}" for number in range(pretrained.settings.get("num_labels", 2))}
-    if sorted(map(int, named)) != list(range(len(named))):
+    if set(map(str, named)) != set(map(str, range(len(named)))):
         raise UserError(f"{pretrained.origin}: id2label={named} does not name the labels 0, 1, ...")
     names = [str(named[key]) for key in sorted(named, key=int)]
     counts = collections.Counter(names)

@@ -8,7 +8,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
-from transformer.interop.settings import Settings, read_json
+from transformer.interop.settings import read_json
 from transformer.types import UserError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -52,7 +52,9 @@ def _files(folder: Path) -> dict[Path, set[str]]:
     if (folder / SINGLE).is_file():
         return {folder / SINGLE: set()}
     if (folder / INDEX).is_file():
-        places = Settings(read_json(folder / INDEX), str(folder / INDEX)).get("weight_map")
+        places = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(places, dict):
+            raise UserError(f"{folder / INDEX} has no weight_map, which says in which file each tensor is")
         files: dict[Path, set[str]] = {folder / name: set() for name in sorted(set(places.values()))}
         for tensor, name in places.items():
             files[folder / name].add(tensor)
