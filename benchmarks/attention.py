@@ -1,6 +1,7 @@
 """Attention against length: every implementation that runs here, and PyTorch's, in turns.
 
     python benchmarks/attention.py [--lengths=256,512,...] [--peer=PYTHON] [--repetitions=5] [--plot=FILE.svg]
+    python benchmarks/attention.py --window=128 [--lengths=...]        all of ours with a window, without the peer
 
 Forward and backward pass (output, and gradients of queries, keys and values) of causal self-attention of one row of 8
 heads of 64 in float32, without padding or bias. ``local`` has a window of 256 besides, which the others have not.
@@ -39,13 +40,14 @@ Found = dict[str, Any]
 
 
 def prepare(benchmark: str) -> measure.Offer:
-    """What ``serve`` needs; a worker is started for "ours LENGTHS" or "torch LENGTHS"."""
-    side, lengths = benchmark.split()
-    return {"ours": prepare_ours, "torch": prepare_torch}[side]([int(length) for length in lengths.split(",")])
+    """What ``serve`` needs; a worker is started for "ours LENGTHS WINDOW" or "torch LENGTHS"."""
+    side, lengths, *window = benchmark.split()
+    numbers = [int(length) for length in lengths.split(",")]
+    return prepare_ours(numbers, int(window[0])) if side == "ours" else prepare_torch(numbers)
 
 
-def prepare_ours(lengths: Sequence[int]) -> measure.Offer:
-    """Programs are compiled, and inputs made, when they are first asked for."""
+def prepare_ours(lengths: Sequence[int], window: int) -> measure.Offer:
+    """Programs are compiled, and inputs made, when they are first asked for. ``window`` 0: ``local`` alone has one."""
     import jax
     import numpy as np
 
@@ -57,7 +59,7 @@ def prepare_ours(lengths: Sequence[int]) -> measure.Offer:
     keep_freed_memory()  # as the scripts do
 
     def mask(name: str) -> AttentionMask:
-        return AttentionMask(causal=True, window=WINDOW if name == "local" else None)
+        return AttentionMask(causal=True, window=window or (WINDOW if name == "local" else None))
 
     def shape(length: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((1, length, NUM_HEADS, HEAD_DIM), np.float32)
@@ -139,6 +141,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--peer", default=sys.executable, metavar="PYTHON", help="an interpreter that has torch")
     parser.add_argument("--repetitions", type=int, default=5, help="timed repetitions of each (default: 5)")
+    parser.add_argument("--window", type=int, default=0, help="of all of ours (default: 256 for local, none else)")
     parser.add_argument("--plot", metavar="FILE", help="where to draw the results; .svg, .png or .pdf")
     arguments = parser.parse_args()
     if arguments.plot and importlib.util.find_spec("matplotlib") is None:
@@ -192,7 +195,7 @@ def print_table(title: str, lengths: Mapping[int, dict[str, Found]], key: str, u
         print(f"{length:<28,}" + "".join(f"{cell:>12}" for cell in cells))
 
 
-def plot(file: str, lengths: Mapping[int, dict[str, Found]]) -> None:
+def plot(file: str, lengths: Mapping[int, dict[str, Found]], window: int) -> None:
     import matplotlib
 
     matplotlib.use("agg")
@@ -200,7 +203,7 @@ def plot(file: str, lengths: Mapping[int, dict[str, Found]]) -> None:
 
     figure, (times, memory) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for name in dict.fromkeys(name for found in lengths.values() for name in found):
-        label = f"{name}, window {WINDOW}" if name == "local" else name
+        label = f"{name}, window {window or WINDOW}" if window or name == "local" else name
         for axes, key, unit in ((times, "seconds", 1), (memory, "temporary_bytes", 2**20)):
             points = [
                 (length, found[name][key] / unit) for length, found in lengths.items() if found.get(name, {}).get(key)
@@ -222,10 +225,9 @@ def main() -> None:
     arguments = parse_arguments()
     load_before = os.getloadavg()
     lengths = ",".join(map(str, arguments.lengths))
-    workers = {
-        "ours": measure.Worker(sys.executable, "attention.py", f"ours {lengths}"),
-        "torch": measure.Worker(arguments.peer, "attention.py", f"torch {lengths}"),
-    }
+    workers = {"ours": measure.Worker(sys.executable, "attention.py", f"ours {lengths} {arguments.window}")}
+    if not arguments.window:
+        workers["torch"] = measure.Worker(arguments.peer, "attention.py", f"torch {lengths}")
     able = {side: worker for side, worker in workers.items() if worker.missing is None}
     found = {length: compare(length, able, arguments.repetitions) for length in arguments.lengths}
     for worker in workers.values():
@@ -236,6 +238,7 @@ def main() -> None:
         "load_average": {"before": load_before, "after": os.getloadavg()},
         "versions": {name: version for worker in workers.values() for name, version in worker.versions.items()},
         "repetitions": arguments.repetitions,
+        "window": arguments.window,
         "not_measured": {side: worker.missing for side, worker in workers.items() if worker.missing is not None},
     }
     before, after = (", ".join(f"{load:.2f}" for load in facts["load_average"][when]) for when in ("before", "after"))
@@ -247,7 +250,7 @@ def main() -> None:
     print_table("temporary memory, MiB", found, "temporary_bytes", 2**20, 1)
     print_table("GFLOP/s over what is seen", found, "visible_flops_per_second", 1e9, 1)
     if arguments.plot:
-        plot(arguments.plot, found)
+        plot(arguments.plot, found, arguments.window)
     print(json.dumps({"benchmark": "attention", **facts, "lengths": found}))
 
 

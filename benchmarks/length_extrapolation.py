@@ -90,8 +90,9 @@ def measure_scheme(name: str, seed: int, folder: pathlib.Path, quick: bool) -> F
     nats = {}
     for length in LENGTHS:
         values = to_config_dict(config)
-        values.model.rotary_scaling = scaling
-        values.model.rotary_scaling_factor = length / TRAINED_LENGTH
+        if length > TRAINED_LENGTH:
+            values.model.rotary_scaling = scaling
+            values.model.rotary_scaling_factor = length / TRAINED_LENGTH
         run = load(workdir, config=from_config_dict(values))
         nats[length] = score(run, length)
     seconds = run.checkpoint["metadata"]["seconds"]

@@ -6,7 +6,9 @@ trains this config once for each scheme, scores each at 128 to 1,024 tokens, and
 
 python train.py --config=configs/length_extrapolation.py --workdir=runs/alibi --config.model.position_encoding=alibi
 
-About 4 million characters, 11 times through the text; not measured yet.
+About 4 million characters, 11 times through the text: 5 to 13 minutes a scheme on two cores that had other work too. At
+1,024 tokens, eight times the length of training, alibi has 1.26 nats per character and sinusoidal 3.13; all figures
+stand in section 10 of docs/reproduction.md.
 """
 
 from ml_collections import ConfigDict

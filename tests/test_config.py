@@ -56,6 +56,10 @@ def test_there_and_back():
         ("model.attention_pattern", (), r"is empty; use local, or for example local,local,local,global"),
         ("model.attention_pattern", ("local", "global"), r"does nothing without model\.attention_window"),
         ("model.attention_window", 0, "must be at least 1"),
+        ("model.head_dim", 0, r"model\.head_dim=0 must be at least 1"),
+        ("model.norm_epsilon", -1.0, "must be at least 0"),
+        ("model.d_ff_shared", 64, r"d_ff_shared=64 does nothing without model\.num_experts"),
+        ("model.rotary_scaling", "yarn", r"=yarn does nothing with model\.rotary_scaling_factor=1\.0"),
         ("model.attention_logit_softcap", -1.0, "must be above 0, or None"),
         ("model.attention_biases", ("querry",), r"did you mean query\?"),
         ("model.rotary_scaling", "yarm", r"did you mean yarn\?"),
@@ -83,7 +87,15 @@ def test_impossible_values_name_the_key_the_value_and_the_remedy(key, value, mes
     ("changes", "message"),
     [
         ({"position_encoding": "rotary", "rotary_fraction": 0.01}, "of a head of 64 is 0.64 components; it must be an"),
-        ({"position_encoding": "rotary", "rotary_fraction": 1 / 32, "rotary_scaling": "ntk"}, "more than 2 components"),
+        (
+            {
+                "position_encoding": "rotary",
+                "rotary_fraction": 1 / 32,
+                "rotary_scaling": "ntk",
+                "rotary_scaling_factor": 2.0,
+            },
+            "more than 2 components",
+        ),
         ({"position_encoding": "rotary", "rotary_scaling_factor": 0.5}, "must be at least 1"),
         ({"position_encoding": "relative_bias", "relative_num_buckets": 6}, "must be a multiple of 4"),
         (
@@ -103,6 +115,8 @@ def test_impossible_values_name_the_key_the_value_and_the_remedy(key, value, mes
             {"prefix_lm": True, "variant": "decoder_only", "attention_window": 8},
             r"prefix_lm=True: model\.attention_window=8 hides what a prefix shows; use None",
         ),
+        ({"rotary_scaling": "ntk", "rotary_scaling_factor": 2.0}, "does nothing with model.position_encoding=sinusoid"),
+        ({"attention_window": 8, "attention_pattern": ("global",)}, "does nothing: .*=global has no local layer"),
         ({"num_experts": 2, "experts_per_token": 3}, r"must lie in 1 to model\.num_experts=2"),
         ({"num_experts": 2, "experts_every": 4}, r"is no multiple of 4"),
         ({"num_experts": 2, "expert_router": "sigmoid", "experts_per_token": 1}, "the router learns nothing"),

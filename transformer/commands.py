@@ -12,7 +12,15 @@ import absl.logging
 from absl import app, flags
 from ml_collections import config_flags
 
-from transformer.config import HARMLESS_KEYS, Config, default_config, flatten, from_config_dict, to_config_dict
+from transformer.config import (
+    COMPUTATION_KEYS,
+    HARMLESS_KEYS,
+    Config,
+    default_config,
+    flatten,
+    from_config_dict,
+    to_config_dict,
+)
 from transformer.progress import ProgressHandler
 from transformer.types import UserError, nearest
 
@@ -114,11 +122,9 @@ def override(config: Config, flag: ConfigFlag) -> Config:
     Raises:
       UserError: for a key that parameters or data of the run depend on.
     """
-    values = to_config_dict(config)
+    values, allowed = to_config_dict(config), (*HARMLESS_KEYS, *COMPUTATION_KEYS)
     for key, value in config_flags.get_override_values(flags.FLAGS[flag.name]).items():
-        if not any(key == name or key.startswith(name + ".") for name in HARMLESS_KEYS):
-            raise UserError(
-                f"{key} belongs to the run and cannot be overridden here; what can: {', '.join(HARMLESS_KEYS)}"
-            )
+        if not any(key == name or key.startswith(name + ".") for name in allowed):
+            raise UserError(f"{key} belongs to the run and cannot be overridden here; what can: {', '.join(allowed)}")
         values.update_from_flattened_dict({key: value})
     return from_config_dict(values)

@@ -249,6 +249,17 @@ HARMLESS_KEYS = (
 )
 """Keys, or sections, that may change when a run is continued: they leave the parameters as they are."""
 
+COMPUTATION_KEYS = (
+    "model.attention_implementation",
+    "model.dtype",
+    "model.rotary_original_length",
+    "model.rotary_scaling",
+    "model.rotary_scaling_factor",
+    "model.scan_unroll",
+)
+"""Keys of the model that its parameters know nothing of: a trained model may be run under others, where other kernels
+serve or on longer texts."""
+
 SCHEDULES_FREE_OF_NUM_STEPS = ("paper", "inverse_square_root", "constant")
 """Under these schedules ``training.num_steps`` may change too."""
 
@@ -397,10 +408,13 @@ def check(config: Config) -> None:
 
     _one_of("model.shared_embeddings", model.shared_embeddings, ("all", "target", "inputs", "none"))
     _one_of("model.dtype", model.dtype, ("float32", "bfloat16"))
+    for key in ("norm_epsilon", "load_balancing_weight", "router_z_weight"):
+        if getattr(model, key) < 0:
+            raise UserError(f"model.{key}={getattr(model, key)} must be at least 0")
     _one_of("model.pooling", model.pooling, ("first", "mean"))
     for key in ("token_types", "num_registers"):
         _at_least(f"model.{key}", getattr(model, key), 0)
-    for key in ("vocab_size", "position_grid", "patch_size"):
+    for key in ("vocab_size", "position_grid", "patch_size", "head_dim"):
         if getattr(model, key) is not None:
             _at_least(f"model.{key}", getattr(model, key), 1)
     for key in ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers", "scan_unroll"):
@@ -511,6 +525,11 @@ def _check_attention(model: ModelConfig) -> None:
         _one_of("model.attention_pattern", name, ("local", "global"))
     if model.attention_window is not None:
         _at_least("model.attention_window", model.attention_window, 1)
+        if "local" not in model.attention_pattern:
+            raise UserError(
+                f"model.attention_window={model.attention_window} does nothing: model.attention_pattern="
+                f"{','.join(model.attention_pattern)} has no local layer"
+            )
     elif "global" in model.attention_pattern and "local" in model.attention_pattern:
         raise UserError(
             f"model.attention_pattern={','.join(model.attention_pattern)} does nothing without model.attention_window"
@@ -520,6 +539,13 @@ def _check_attention(model: ModelConfig) -> None:
     for name in model.attention_biases:
         _one_of("model.attention_biases", name, ("query", "key", "value", "output"))
     _one_of("model.rotary_scaling", model.rotary_scaling, ("none", "linear", "ntk", "llama3", "yarn"))
+    if model.rotary_scaling != "none":
+        for key, value, idle in (
+            ("rotary_scaling_factor", model.rotary_scaling_factor, model.rotary_scaling_factor == 1),
+            ("position_encoding", model.position_encoding, model.position_encoding != "rotary"),
+        ):
+            if idle:
+                raise UserError(f"model.rotary_scaling={model.rotary_scaling} does nothing with model.{key}={value}")
     if model.position_encoding == "rotary":
         turned = model.head_size * model.rotary_fraction
         if turned != int(turned) or turned % 2 or not 2 <= turned <= model.head_size:
@@ -551,6 +577,8 @@ def _check_experts(model: ModelConfig) -> None:
     _one_of("model.expert_dispatch", model.expert_dispatch, ("dropless", "capacity"))
     _one_of("model.expert_router", model.expert_router, ("softmax", "sigmoid"))
     _at_least("model.d_ff_shared", model.d_ff_shared, 0)
+    if model.d_ff_shared and not model.num_experts:
+        raise UserError(f"model.d_ff_shared={model.d_ff_shared} does nothing without model.num_experts")
     if model.num_experts and not 1 <= model.experts_per_token <= model.num_experts:
         raise UserError(
             f"model.experts_per_token={model.experts_per_token} must lie in 1 to model.num_experts={model.num_experts}"

@@ -4,8 +4,10 @@ import dataclasses
 import functools
 import itertools
 import json
+import logging
 import math
 import pathlib
+import re
 import runpy
 
 import jax
@@ -496,12 +498,17 @@ def test_published_sizes(name, number):
 
 
 @pytest.mark.slow
-def test_from_training_to_scores(config, tmp_path, monkeypatch):
+def test_from_training_to_scores(config, tmp_path, monkeypatch, caplog):
     """The loop and the loading know nothing of it but the protocol."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # leave the user's cache alone
-    config = changed(config, data={"batching": "stream"}, evaluation={"stride": 48})
+    experts = {"num_experts": 3, "experts_every": 2, "expert_router": "sigmoid"}
+    config = changed(config, data={"batching": "stream"}, evaluation={"stride": 48}, model=experts)
     assert isinstance(make_task(config), Task)
-    assert train(config, tmp_path / "run") == 0
+    with caplog.at_level(logging.INFO, "transformer"):
+        assert train(config, tmp_path / "run") == 0
+    assert re.search(r"[\d,]+ parameters \([\d,]+ active for a token\)", caplog.text)
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["expert_load_max"] >= 1 and first["router_entropy"] > 0 and "router_bias" in first
     run = load(tmp_path / "run", "best")
     assert run.tokenizer.fingerprint == make_task(config).tokenizer.fingerprint
     scores = run.task.evaluate(run.params, "validation")

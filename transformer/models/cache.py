@@ -75,13 +75,17 @@ def init_cache(config: ModelConfig, batch_size: int, max_length: int, tokens_per
     """An empty cache for the decoder. Needs no parameters.
 
     Args:
-      max_length: positions that a row can hold; a layer with a window holds as many as that at most.
+      max_length: positions that a row can hold at least; layers with a window hold the window, and then never end.
       tokens_per_position: hypotheses that share a row, each with a token of its own at every position.
     """
     pattern = layer_pattern(config)
     layers = []
     for layer in pattern:
-        slots = min(max_length, layer.attention_window or max_length) * tokens_per_position
+        slots, window = max_length * tokens_per_position, layer.attention_window
+        if (
+            window is not None and window <= slots
+        ):  # `reserve` takes so many slots for a ring, so it must be a whole one
+            slots = window * tokens_per_position
         shape = config.num_decoder_layers // len(pattern), batch_size, slots, config.kv_heads, config.head_size
         zeros = jnp.zeros(shape, config.dtype)
         layers.append(LayerCache(zeros, zeros, jnp.full((batch_size, slots), -1, jnp.int32)))
@@ -94,18 +98,25 @@ def reserve(
     """Take the next slots for tokens at these positions.
 
     Args:
-      mask: what they may see; its matrix, if any, is [B, T, M] over all the tokens in the order in which they came.
+      mask: what they may see; its matrix, if any, is [B, T, M] over all the tokens in the order in which they came. The
+        cache knows padding by its position, -1, and one text a row.
 
     Raises:
-      ValueError: past the last slot of a layer that is no ring. Under jit, where the index is not known, what is
+      ValueError: for lengths or segments in the mask; for a prefix, which is seen from everywhere, in a ring, which
+        forgets; past the last slot of a layer that is no ring. Under jit, where the index is not known, what is
         written then is NaN (see ``extend``), so that it cannot pass unseen.
     """
+    for name in ("key_lengths", "query_segment_ids", "key_segment_ids"):
+        if getattr(mask, name) is not None:
+            raise ValueError(f"a cache takes no {name}: padding has position -1, and a row has one text")
     size, batch_size = positions_BT.shape[1], cache.layers[0].positions.shape[0]
     positions_BT = jnp.broadcast_to(positions_BT, (batch_size, size)).astype(jnp.int32)
     layers, slots = [], []
     for layer, layer_config in zip(cache.layers, layer_pattern(config), strict=True):
         number = layer.positions.shape[1]
         ring = layer_config.attention_window is not None and layer_config.attention_window <= number
+        if ring and mask.prefix_lengths is not None:
+            raise ValueError(f"a cache of {number} slots in a ring forgets a prefix, which is seen from everywhere")
         taken = cache.index
         if not ring and not isinstance(taken, jax.core.Tracer) and int(taken) + size > number:
             raise ValueError(f"the cache holds {number} tokens a row; {int(taken)} are taken, {size} more do not fit")

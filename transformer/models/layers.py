@@ -15,6 +15,7 @@ from transformer.models.attention.biases import Bias
 from transformer.models.dropout import dropout
 from transformer.models.feed_forward import FeedForward
 from transformer.models.intermediates import keep
+from transformer.models.kernels import kernel_name
 from transformer.models.masks import AttentionMask, query_present
 from transformer.models.mixture_of_experts import MixtureOfExperts
 from transformer.models.multi_head_attention import MultiHeadAttention
@@ -130,9 +131,10 @@ class Layer(nn.Module):
           turn: see ``Turn``.
         """
         x_BTD, stored = carry
-        config, mask, implementation = self.config, shared.mask, self.config.attention_implementation
+        config, mask = self.config, shared.mask
+        implementation, crossing = kernel_name(config), kernel_name(config, crosses=True)
         if shared.slots is not None:
-            mask, implementation = shared.slots[self.place].mask, "dense"
+            mask, implementation, crossing = shared.slots[self.place].mask, "dense", "dense"
         mask = dataclasses.replace(mask, window=config.attention_window)
 
         def attend(x_BTD: Any) -> Any:
@@ -159,7 +161,7 @@ class Layer(nn.Module):
         def cross_attend(x_BTD: Any) -> Any:
             key, value = encoded[self.place]
             return self.cross_attention(
-                x_BTD, key, value, shared.cross_mask, implementation=implementation, deterministic=deterministic
+                x_BTD, key, value, shared.cross_mask, implementation=crossing, deterministic=deterministic
             )
 
         def feed(x_BTD: Any) -> Any:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from transformer.config import Config
+from transformer.models.kernels import require_kernels
 from transformer.tasks.image_classification import ImageClassificationTask
 from transformer.tasks.language_modeling import LanguageModelingTask
 from transformer.tasks.masked_lm import MaskedLMTask
@@ -23,6 +24,11 @@ TASKS: dict[str, type[Task]] = {
     "sentence_embedding": SentenceEmbeddingTask,
     "image_classification": ImageClassificationTask,
 }
+
+
+def check_training(config: Config) -> None:
+    """Raise a ``UserError`` for what the model could not do in training, whatever the data, before these are read."""
+    require_kernels(config)
 
 
 def make_task(config: Config, assets: Path | None = None) -> Task:

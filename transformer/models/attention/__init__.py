@@ -45,6 +45,9 @@ IMPLEMENTATIONS: Mapping[str, Any] = ChainMap(cast(dict[str, Any], KERNELS), {"a
 """What ``model.attention_implementation`` may be."""
 
 LONG = 1_024  # queries from which on `auto` avoids the T x S matrix
+NARROW = (
+    2 * local.BLOCK
+)  # windows up to which `local` is about as fast as `blockwise` or faster; its memory grows with them
 
 
 def attend(
@@ -149,9 +152,8 @@ def best(request: Request) -> tuple[str, str]:
     after = f"; {accelerated} cannot: {against}" if against is not None else ""
     if short:
         return "dense", f"rows shorter than {LONG}, or single queries{after}"
-    window = request.mask.window
-    if window is not None and 2 * window <= request.num_keys and KERNELS["local"].refusal(request) is None:
-        return "local", f"a window in rows of {LONG} and more{after}"
+    if (request.mask.window or LONG) <= NARROW and KERNELS["local"].refusal(request) is None:
+        return "local", f"a window of {NARROW} or less in rows of {LONG} and more{after}"
     if KERNELS["blockwise"].refusal(request) is None:
         return "blockwise", f"rows of {LONG} and more{after}"
     return "dense", f"{KERNELS['blockwise'].refusal(request)}{after}"

@@ -1,5 +1,6 @@
 """The TPU kernel that ships with JAX, splash attention: skips blocks that the static mask hides, no T x S array."""
 
+import dataclasses
 from typing import Any, Optional
 
 import jax
@@ -12,8 +13,9 @@ from transformer.models.attention.biases import Bias
 from transformer.models.attention.request import Request
 from transformer.models.masks import AttentionMask, key_present, query_present
 
-UNIT = 128  # lanes of a TPU's vector registers: what T and S must be a multiple of
+UNIT = 128  # lanes of a TPU's vector registers: the kernel wants multiples of it for T and S
 BLOCKS = (512, 256, UNIT)  # sizes of a block of queries or keys, best first
+NO_QUERY, NO_KEY = -1, -2  # segments of padding: no other is the same
 HIDDEN = kernels.DEFAULT_MASK_VALUE  # what the kernel puts in place of a hidden logit
 
 
@@ -34,11 +36,18 @@ def splash(
     ``causal`` and the window are static and compare slots. Positions are accepted beside segments only: those of
     packed rows count up by one along the slots of a segment, so that within a segment slots compare as positions do.
 
-    Lengths and empty slots become segments that meet no other. A query that sees no key gives zeros because every
-    head has a sink, a logit without a value: next to any logit its weight is exactly 0, next to none it is 1.
+    Rows are filled up to what the kernel wants. Lengths, empty slots and what rows are filled up with become segments
+    that meet no other. A query that sees no key gives zeros because every head has a sink, a logit without a value:
+    next to any logit its weight is exactly 0, next to none it is 1.
     """
-    T, H = query_BTHK.shape[1:3]
-    S = key_BSGK.shape[1]
+    B, num_queries, H, _ = query_BTHK.shape
+    num_keys = key_BSGK.shape[1]
+    T, S = (-(-num // UNIT) * UNIT for num in (num_queries, num_keys))
+    if num_keys < S and not jax.tree.leaves(mask):
+        mask = dataclasses.replace(mask, key_lengths=jnp.array([num_keys]))
+    ids = segments(mask, B, num_queries, num_keys)
+    if ids is not None:
+        ids = kernels.SegmentIds(_fill(ids.q, T, NO_QUERY), _fill(ids.kv, S, NO_KEY))
     attention = kernels.make_splash_mha(
         masks.MultiHeadMask([static_mask(mask, T, S)] * H),
         block_sizes=block_sizes(T, S),
@@ -47,13 +56,12 @@ def splash(
         q_seq_shards=1,
     )
     query_BHTK, key_BGSK, value_BGSK = (
-        jnp.swapaxes(array, 1, 2) for array in (query_BTHK * scale, key_BSGK, value_BSGK)
+        jnp.swapaxes(_fill(array, size, 0), 1, 2)
+        for array, size in ((query_BTHK * scale, T), (key_BSGK, S), (value_BSGK, S))
     )
     sinks_H = jnp.full(H, HIDDEN / 2)
-    output_BHTK = jax.vmap(attention, in_axes=(0, 0, 0, 0, None))(
-        query_BHTK, key_BGSK, value_BGSK, segments(mask, query_BTHK.shape[0], T, S), sinks_H
-    )
-    return jnp.swapaxes(output_BHTK, 1, 2)
+    output_BHTK = jax.vmap(attention, in_axes=(0, 0, 0, 0, None))(query_BHTK, key_BGSK, value_BGSK, ids, sinks_H)
+    return jnp.swapaxes(output_BHTK, 1, 2)[:, :num_queries]
 
 
 def static_mask(mask: AttentionMask, num_queries: int, num_keys: int) -> Any:
@@ -70,11 +78,18 @@ def segments(mask: AttentionMask, batch_size: int, num_queries: int, num_keys: i
         return None
     query_ids = 1 if mask.query_segment_ids is None else mask.query_segment_ids
     key_ids = 1 if mask.key_segment_ids is None else mask.key_segment_ids
-    queries_BT = jnp.where(query_present(mask, (0, num_queries)), query_ids, -1)
-    keys_BS = jnp.where(key_present(mask, (0, num_keys)), key_ids, -2)
+    queries_BT = jnp.where(query_present(mask, (0, num_queries)), query_ids, NO_QUERY)
+    keys_BS = jnp.where(key_present(mask, (0, num_keys)), key_ids, NO_KEY)
     return kernels.SegmentIds(
         jnp.broadcast_to(queries_BT, (batch_size, num_queries)), jnp.broadcast_to(keys_BS, (batch_size, num_keys))
     )
+
+
+def _fill(array: Any, length: int, value: int) -> Any:
+    """The array with its second axis as long as this, by a value at its end."""
+    widths = [(0, 0)] * array.ndim
+    widths[1] = (0, length - array.shape[1])
+    return jnp.pad(array, widths, constant_values=value)
 
 
 def block_sizes(num_queries: int, num_keys: int) -> kernels.BlockSizes:
@@ -91,11 +106,6 @@ def refusal(request: Request) -> Optional[str]:
         return f"it runs on TPUs, and this is for {request.platform}"
     if request.dtype not in ("float32", "bfloat16"):
         return f"it computes in float32 or bfloat16, not {request.dtype}"
-    if request.num_queries % UNIT or request.num_keys % UNIT:
-        return (
-            f"the numbers of queries and keys must be multiples of {UNIT}, not {request.num_queries} and "
-            f"{request.num_keys}"
-        )
     if fields := request.fields("prefix_lengths", "matrix"):
         return f"it takes no {' and '.join(fields)}"
     positions = request.fields("query_positions", "key_positions")

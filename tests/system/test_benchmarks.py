@@ -1,0 +1,72 @@
+"""The benchmarks start, take turns and end with their JSON; what they measure is for docs/reproduction.md."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
+WITHOUT = """
+import runpy, sys
+sys.modules["ml_collections"] = sys.modules["optax"] = sys.modules["orbax"] = sys.modules["sentencepiece"] = None
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent), "JAX_PLATFORMS": "cpu"}
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=env, check=False)
+
+
+@pytest.mark.slow
+def test_attention_against_length():
+    done = run(str(BENCHMARKS / "attention.py"), "--lengths=64,128", "--repetitions=1")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "| blockwise |" in done.stdout and "torch" not in found
+    assert {"dense", "blockwise", "local"} <= set(json.dumps(found).replace('"', " ").split())
+
+
+@pytest.mark.slow
+def test_the_check_of_cudnn_needs_little_and_says_that_there_is_no_gpu():
+    done = run("-c", WITHOUT, str(BENCHMARKS / "attention_gpu.py"))
+    assert done.returncode == 2 and "GPU" in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_length_extrapolation(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # leave the user's cache alone
+    script = runpy.run_path(str(BENCHMARKS / "length_extrapolation.py"))
+    main = script["main"]
+    configure = script["configure"]
+
+    def short(*arguments):
+        config = configure(*arguments)
+        model = dataclasses.replace(config.model, d_model=16, d_ff=16, num_heads=2, num_decoder_layers=1)
+        training = dataclasses.replace(config.training, num_steps=3, warmup_steps=1, decay_steps=1, evaluate_every=3)
+        return dataclasses.replace(config, model=model, training=training)
+
+    main.__globals__.update(
+        configure=short,
+        LENGTHS=(128, 256),
+        BOUNDS=(0, 128, 256),
+        SCHEMES={name: script["SCHEMES"][name] for name in ("rotary", "rotary + yarn", "alibi")},
+    )
+    monkeypatch.setattr(sys, "argv", ["length_extrapolation.py", f"--workdir={tmp_path / 'runs'}", "--quick"])
+    main()
+    out = capsys.readouterr().out
+    found = json.loads(out.splitlines()[-1])
+    assert set(found["schemes"]) == {"rotary", "rotary + yarn", "alibi"}
+    assert script["nearest_pair"](found["schemes"]) in (("rotary", "alibi"), ("rotary + yarn", "alibi"))
+    nats = {name: scheme["nats"] for name, scheme in found["schemes"].items()}
+    assert nats["rotary"]["128"] == nats["rotary + yarn"]["128"] != nats["alibi"]["128"]
+    assert nats["rotary"]["256"] != nats["rotary + yarn"]["256"]
+    assert "| alibi |" in out
