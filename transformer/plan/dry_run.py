@@ -1,6 +1,5 @@
 """A dry run: everything of a training run but the hours, looked at and checked on the machine that is there."""
 
-import dataclasses
 import json
 import logging
 import tempfile
@@ -339,9 +338,7 @@ class _DryRun:
         """
         key = (parts, *(leaf.shape for leaf in jax.tree.leaves(placed)))
         if key not in self.programs:
-            training = dataclasses.replace(self.config.training, accumulation_steps=parts)
-            config = dataclasses.replace(self.config, training=training)
-            step = jit_train_step(self.task, self.optimizer, config, self.abstract)
+            step = jit_train_step(self.task, self.optimizer, self.config, self.abstract, parts)
             self.programs[key] = step.lower(self.abstract, placed, jnp.array(True)).compile(options)
         return self.programs[key]
 

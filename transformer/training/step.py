@@ -50,19 +50,22 @@ def make_train_step(
     return train_step
 
 
-def jit_train_step(task: Task, optimizer: optax.GradientTransformation, config: Config, state: TrainState) -> Any:
+def jit_train_step(
+    task: Task, optimizer: optax.GradientTransformation, config: Config, state: TrainState, parts: int
+) -> Any:
     """The step of a run, to be compiled; it takes over the memory of the state that it is given.
 
     Args:
       config: of the run.
       state: live or abstract; the new one lies where it lies.
+      parts: in how many a batch is computed.
     """
     training = config.training
     step = make_train_step(
         task,
         optimizer,
         seed=config.seed,
-        accumulation_steps=training.accumulation_steps,
+        accumulation_steps=parts,
         ema_decay=training.ema_decay,
         trainable=training.trainable,
     )

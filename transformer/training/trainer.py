@@ -73,7 +73,7 @@ class Trainer:
         self.state, self.seconds = self._restore_or_init()
         self.step = int(self.state.step)
         self.metrics = MetricsLog(workdir, self.step)
-        self.train_step = jit_train_step(self.task, self.optimizer, config, self.state)
+        self.train_step = jit_train_step(self.task, self.optimizer, config, self.state, training.accumulation_steps)
         self.healthy: Any = jnp.array(True)
         self.interval = Interval()
         self.shapes: set[Any] = set()
