@@ -182,13 +182,13 @@ class BatchView(NamedTuple):
 
     tokens       in the order to be read
     attention    who sees whom, by the name of the attention: the row's number -> bool [T, S]
-    num_choices  outcomes of a prediction: a model that knows nothing loses ln of it
+    num_choices  outcomes of a prediction: a fresh model, which knows nothing, loses ln of it; None: it may lose less
     notes        what else a row holds, such as its label: the row's number -> lines
     """
 
     tokens: tuple[TokenView, ...]
     attention: Mapping[str, Callable[[int], Any]]
-    num_choices: int
+    num_choices: int | None
     notes: Callable[[int], list[str]] = lambda row: []
 
 

@@ -277,9 +277,9 @@ class _DryRun:
         in_parts = f", computed in {parts} parts" if parts > 1 else ""
         print(f"  total            {_gibibytes(total)} with a batch of {_shapes(batch)}{in_parts}")
         print(
-            f"  All but the temporaries is exact. They are those of XLA's program for {device.device_kind}; for another"
+            f"  Exact but for the temporaries: those are of XLA's program for {device.device_kind}, and another kind of"
         )
-        print("  kind of device it makes another program.")
+        print("  device has another program.")
         limit = device_limit(device)
         if limit is not None:
             found = f"{_gibibytes(total).strip()} of {_gibibytes(limit).strip()}"
@@ -313,16 +313,19 @@ class _DryRun:
         nll = float(sums["nll"][0] / max(sums["nll"][1], 1))
         norm = float(sums["gradient_norm"][0])
         choices = self.task.view(reduced).num_choices
-        print(f"  nll              {nll:.4f} nats; ln {choices:,} = {np.log(choices):.4f}")
+        chance = None if choices is None else float(np.log(choices))
+        print(
+            f"  nll              {nll:.4f} nats" + (f"; ln {choices:,} = {chance:.4f}" if choices is not None else "")
+        )
         print(f"  gradient norm    {norm:.4g}")
         print(f"  seconds          {step_seconds:.2f}, which says nothing of a whole step's time;", end=" ")
         print(f"{compile_seconds:.1f} before to compile it, {init_seconds:.1f} for the parameters")
-        if training.initialize_from is None:
+        if training.initialize_from is None and choices is not None:
             self.checks.append(check_loss(nll, choices, self.config.model.d_model))
         self.checks.append(Check("finite loss and gradients", bool(sums["finite"][0]), f"gradient norm {norm:.4g}"))
         self.result |= {
             "loss_at_start": nll if np.isfinite(nll) else None,  # JSON knows no NaN
-            "loss_of_chance": float(np.log(choices)),
+            "loss_of_chance": chance,
             "gradient_norm": norm if np.isfinite(norm) else None,
             "step_seconds": step_seconds,
         }

@@ -13,7 +13,7 @@ import jax
 
 from transformer.config import Config
 from transformer.data.labeled_text import LABELS_NAME
-from transformer.tasks import make_task
+from transformer.tasks import check_training, make_task
 from transformer.training.checkpoints import Checkpoints
 from transformer.training.partitioning import unbox
 from transformer.training.state import TrainState
@@ -155,7 +155,11 @@ def open_task(config: Config, workdir: Path | None) -> Task:
     Args:
       workdir: of a run that goes on, whose tokenizer and other assets are used; None: the run starts anew, with those
         of the run that ``training.initialize_from`` names, or such as are made from the data.
+
+    Raises:
+      UserError: for what the model could not do in training, before any data is read.
     """
+    check_training(config)
     if workdir is not None:
         return make_task(config, workdir)
     if config.training.initialize_from is None:
