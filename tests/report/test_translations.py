@@ -42,7 +42,7 @@ class Page(HTMLParser):
 
 
 AWKWARD = [
-    ("a < b & \"c\" 'd'", "<script>alert(1)</script> &amp; ja", "<b>nein</b> &lt; ja"),
+    ("<i>a</i> < b &amp; \"c\" 'd'", "<script>alert(1)</script> &amp; ja", "<b>nein</b> &lt; ja"),
     ("שלום עולם", "مرحبا بالعالم", "مرحبا world"),
     ("two  spaces\tand a tab", "  zwei ", "zwei   "),
     ("a\u2028b\u0085c", "line one\nline two", ""),
