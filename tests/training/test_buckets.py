@@ -98,4 +98,4 @@ def test_checkpoints_in_a_bucket(bucket, tmp_path):
     one_left.set_metric(3, 9.0)
     paths.write_text(folder / "8" / MANIFEST, (folder / "5" / MANIFEST).read_text())
     one_left._delete_old()
-    assert one_left.steps() == [8]
+    assert one_left.steps() == [3, 8]  # the best stays
