@@ -83,5 +83,5 @@ $(VENV)/installed-tfds: $(VENV)/installed-dev requirements-tfds.txt
 	touch $@
 
 $(VENV)/installed-gcs: $(VENV)/installed-dev requirements-gcs.txt
-	$(PIP) -c requirements.txt -c requirements-dev.txt -r requirements-gcs.txt gcp-storage-emulator
+	$(PIP) -c requirements.txt -c requirements-dev.txt -r requirements-gcs.txt
 	touch $@

@@ -19,6 +19,12 @@ class Bucket(MemoryFileSystem):
     def _strip_protocol(cls, path):
         return super()._strip_protocol(path.removeprefix("gs:/") if path.startswith("gs://") else path)
 
+    def mkdir(self, path, **options):
+        """Nothing: a folder is there when something is in it."""
+
+    def makedirs(self, path, **options):
+        """Likewise."""
+
     def glob(self, path, **options):
         return [found.removeprefix("/") for found in super().glob(path, **options)]
 

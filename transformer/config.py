@@ -53,7 +53,7 @@ class DataConfig:
     vocab_size: int = 8_000  # bpe, unigram: pieces, special ones included; of each side if there are two vocabularies
     joint_vocabulary: bool = True  # one vocabulary for both languages
     # bpe, unigram: it is learnt from so many training pairs, or lines of documents, drawn from all (always the same)
-    vocabulary_sample: int = 1_000_000
+    vocabulary_sample: int = 500_000
     extra_ids: int = 0  # pieces that no text has, at the end of the vocabulary: masked_lm needs 1, span_corruption one
     # for each span that a row may lose; tokenizers that were made with such pieces need none
     cache_directory: Optional[str] = None  # tokenised corpora, on local disk; None: $XDG_CACHE_HOME or ~/.cache

@@ -154,12 +154,3 @@ def test_a_model_is_trained_on_it(prepared, tmp_path):
     assert result.returncode == 0, result.stderr[-4000:]
     assert f"translating from en to {language}; the first two training pairs:" in result.stderr
     assert "cleaning left out of" in result.stderr and "finished at step 1" in result.stderr
-
-
-def test_without_the_archives_the_reason_is_told(tmp_path):
-    put_into_the_download_cache(tmp_path, "de")
-    for path in (tmp_path / "downloads" / "wmt14_translate").glob("*nc-v9*"):
-        path.unlink()
-    result = run(READ, "de", env=environment(tmp_path, tmp_path, tensorflow=True))
-    assert result.returncode != 0
-    assert "wmt14_translate/de-en could not be prepared" in result.stderr and "downloads/manual" in result.stderr

@@ -3,33 +3,27 @@ Google Cloud Storage, to gcsfs and to Orbax's own client: `make test-gcs`."""
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 
 from tests.system.scripts import ROOT, TRAIN, last_json
+from tests.system.storage_server import served
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        importlib.util.find_spec("gcsfs") is None or importlib.util.find_spec("gcp_storage_emulator") is None,
-        reason="no gcsfs with gcp-storage-emulator: make test-gcs",
+        importlib.util.find_spec("gcsfs") is None,
+        reason="no gcsfs: make test-gcs, or pip install -r requirements-gcs.txt",
     ),
 ]
 
 
 @pytest.fixture
 def server():
-    """The address of a storage service with the bucket ``bucket``."""
-    from gcp_storage_emulator.server import create_server
-
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    with create_server("localhost", port, in_memory=True, default_bucket="bucket"):
-        yield f"http://localhost:{port}"
+    with served() as address:
+        yield address
 
 
 def run(script: str, *flags: str, server: str, cache: str, code: int = 0) -> subprocess.CompletedProcess:

@@ -79,6 +79,8 @@ def test_checkpoints_in_a_bucket(bucket, tmp_path):
         paths.copy_file(path, folder / path.relative_to(tmp_path / "local").as_posix())
     paths.write_text(folder / "9" / "params" / "half", "a save that was cut short")
 
+    assert Checkpoints(f"{bucket}/empty").steps() == []
+    Checkpoints(f"{bucket}/empty")._prepare_folder()
     there = Checkpoints(str(folder), keep=2)
     assert there.steps() == [3, 5, 7] and there.best() is None
     there.set_metric(5, 1.5)

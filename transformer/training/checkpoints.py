@@ -425,7 +425,7 @@ class Checkpoints:
             (self.folder / str(step)).rename(aside)
             logger.warning("moved the damaged checkpoint %d to %s", step, aside)
         whole = self.steps()
-        for path in self.folder.iterdir():
+        for path in self.folder.iterdir() if self.folder.exists() else ():  # in a bucket no folder is there while empty
             name = path.name.partition(UNFINISHED)[0]
             if path.is_dir() and _is_step(name) and (path.name != name or int(name) not in whole):
                 logger.info("removing %s, which a save left unfinished", path)
