@@ -88,6 +88,7 @@ def test_there_and_back():
         ("model.d_ff_shared", 64, r"d_ff_shared=64 does nothing without model\.num_experts"),
         ("model.rotary_scaling", "yarn", r"=yarn does nothing with model\.rotary_scaling_factor=1\.0"),
         ("model.attention_logit_softcap", -1.0, "must be above 0, or None"),
+        ("model.qkv_init_scale", 0.0, "must be above 0, or None"),
         ("model.attention_biases", ("querry",), r"did you mean query\?"),
         ("model.rotary_scaling", "yarm", r"did you mean yarn\?"),
         ("model.expert_dispatch", "droples", r"did you mean dropless\?"),

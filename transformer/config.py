@@ -107,6 +107,8 @@ class ModelConfig:
     attention_pattern: tuple[str, ...] = ("local",)  # local | global, one for each layer, repeated over the depth
     attention_logit_softcap: Optional[float] = None  # logits become cap * tanh(logits / cap); None: they stay
     attention_biases: tuple[str, ...] = ("query", "key", "value", "output")  # the projections that have one
+    # of the initial weights for queries, keys and values, on Glorot's standard deviation; None: 2**-0.5 with post, or 1
+    qkv_init_scale: Optional[float] = None
     scale_attention: bool = True  # divide the dot products by the root of the size of queries and keys
     # decoder_only: the start of a row, so much as the seed draws, is seen whole from everywhere and not predicted; in
     # use, what is given
@@ -160,6 +162,13 @@ class ModelConfig:
     def qk_head_size(self) -> int:
         """``qk_head_dim``, or what it is by default."""
         return self.qk_head_dim or self.head_size
+
+    @property
+    def qkv_scale(self) -> float:
+        """``qkv_init_scale``, or what it is by default."""
+        if self.qkv_init_scale is None:
+            return 2**-0.5 if self.norm_placement == "post" else 1.0
+        return self.qkv_init_scale
 
     @property
     def kv_heads(self) -> int:
@@ -637,8 +646,10 @@ def _check_attention(model: ModelConfig) -> None:
         raise UserError(
             f"model.attention_pattern={','.join(model.attention_pattern)} does nothing without model.attention_window"
         )
-    if model.attention_logit_softcap is not None and model.attention_logit_softcap <= 0:
-        raise UserError(f"model.attention_logit_softcap={model.attention_logit_softcap} must be above 0, or None")
+    for key in ("attention_logit_softcap", "qkv_init_scale"):
+        value = getattr(model, key)
+        if value is not None and value <= 0:
+            raise UserError(f"model.{key}={value} must be above 0, or None")
     for name in model.attention_biases:
         _one_of("model.attention_biases", name, ("query", "key", "value", "output"))
     _one_of("model.rotary_scaling", model.rotary_scaling, ("none", "linear", "ntk", "llama3", "yarn"))
