@@ -36,8 +36,7 @@ from typing import NamedTuple, Optional
 
 from ml_collections import ConfigDict
 
-from transformer.config import default_config
-from transformer.types import one_of
+from transformer.config import default_config, one_variant
 
 
 class Published(NamedTuple):
@@ -81,11 +80,12 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.data.vocab_size = 37_000
     config.data.tokens_per_batch = 25_000
     config.data.count_padding = False
+    config.data.num_buckets = 16
     # The defaults of model, training and decoding are the paper's base model.
-    config.training.max_tokens_per_device = 8_192
-    config.training.checkpoint_every = 1_500
-    config.training.evaluate_every = 7_500
-    one_of("variant of configs/wmt14_en_de.py", variant, VARIANTS)(config)
+    config.training.max_tokens_per_device = 4_096
+    config.training.checkpoint_every = 1_250
+    config.training.evaluate_every = 5_000
+    one_variant("configs/wmt14_en_de.py", variant, VARIANTS)(config)
     return config
 
 
@@ -100,7 +100,7 @@ def big(config: ConfigDict) -> None:
     config.model.num_heads = 16
     config.model.dropout_rate = 0.3
     config.training.num_steps = 300_000
-    config.training.max_tokens_per_device = 4_096
+    config.training.max_tokens_per_device = 2_048
     config.training.checkpoint_every = 600
     config.training.keep_checkpoints = 20
     config.training.evaluate_every = 12_000

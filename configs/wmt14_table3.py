@@ -40,7 +40,7 @@ from ml_collections import ConfigDict
 
 from configs import wmt14_en_de
 from configs.wmt14_en_de import Published
-from transformer.types import one_of
+from transformer.config import one_variant
 
 
 class Row(NamedTuple):
@@ -88,7 +88,7 @@ PUBLISHED = {name: row.published for name, row in ROWS.items()}
 
 
 def get_config(row: str = "base") -> ConfigDict:
-    changes = one_of("row of configs/wmt14_table3.py", row, ROWS).changes
+    changes = one_variant("configs/wmt14_table3.py", row, ROWS).changes
     config = wmt14_en_de.get_config("big" if row == "big" else "base")
     config.update_from_flattened_dict(changes)
     return config

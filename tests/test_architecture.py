@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "tasks": {"config", "data", "decoding", "evaluation", "models", "progress", "types"},
     "training": {"config", "data", "evaluation", "paths", "progress", "tasks", "types"},
     "report": {"config", "evaluation", "progress", "types"},
-    "plan": {"config", "training", "types"},
+    "plan": {"config", "data", "training", "types"},
     "interop": {"commands", "config", "data", "models", "paths", "progress", "tasks", "training", "types"},
     "__init__": {"training"},
 }

@@ -229,6 +229,14 @@ class Task(Protocol):
         """Training batch number ``step`` (from 0, across epochs) in NumPy: a pure function of (seed, step)."""
         ...
 
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a training batch can have the first step with it, ascending."""
+        ...
+
+    def num_examples(self, split: str) -> int:
+        """Of a split, which is read to count them: a missing or broken file is a ``UserError`` here."""
+        ...
+
     def init(self, rng: Any) -> Params:
         """Fresh float32 parameters, boxed with the names of their logical axes."""
         ...

@@ -26,8 +26,8 @@ from transformer.types import Candidate, Params, Sums, UserError, one_of
 class BaseTask:
     """The parts of :class:`transformer.types.Task` that most tasks share.
 
-    A subclass states what it needs, and has ``_source`` (with ``fingerprint_of``), ``_training`` (a pipeline with
-    ``num_batches`` and ``batch``), ``tokenizer``, ``model`` and ``candidates``.
+    A subclass states what it needs, and has ``_source`` (with ``fingerprint_of`` and ``size``), ``_training`` (a
+    pipeline with ``num_batches``, ``batch`` and ``steps_of_shapes``), ``tokenizer``, ``model`` and ``candidates``.
 
     name       the value of ``task``
     variant    the value of ``model.variant``
@@ -96,6 +96,14 @@ class BaseTask:
 
     def batch(self, step: int) -> Any:
         return self._training.batch(step)
+
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        steps: tuple[int, ...] = self._training.steps_of_shapes()
+        return steps
+
+    def num_examples(self, split: str) -> int:
+        number: int = self._source.size(split)
+        return number
 
     def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
         raise NotImplementedError

@@ -76,6 +76,9 @@ class ImageClassificationTask(BaseTask):
     def _source(self) -> ImageSource:
         return ImageSource(self.config.data, self.config.seed)
 
+    def num_examples(self, split: str) -> int:
+        return len(self._source.split(split))
+
     @functools.cached_property
     def _fingerprint(self) -> str:
         return self._source.split("train").fingerprint()

@@ -240,6 +240,10 @@ class PairPipeline:
         self._tokenizer = tokenizer
         self.num_batches = plan.num_batches
 
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a batch can have the first step with it, ascending."""
+        return self._plan.steps_of_shapes()
+
     def batch(self, step: int) -> TextPairBatch:
         """Batch number ``step``, counted from 0 across epochs."""
         layout = self._plan.batch(step)

@@ -69,6 +69,9 @@ class TextClassificationTask(BaseTask):
     def _source(self) -> LabeledSource:
         return make_labeled_texts(self.config.data, self.config.seed)
 
+    def num_examples(self, split: str) -> int:
+        return len(self._source.examples(split))
+
     def _labels_of_training(self) -> LabelSet:
         examples = self._source.examples("train")
         labels = LabelSet.of((example.label for example in examples), pairs=len(examples[0].texts) == 2)

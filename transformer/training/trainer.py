@@ -21,6 +21,7 @@ from transformer.training import workdir as workdirs
 from transformer.training.devices import peak_flops, select_platform
 from transformer.training.loading import (
     checkpoint_items,
+    count_examples,
     fingerprints,
     open_checkpoints,
     open_task,
@@ -70,6 +71,7 @@ class Trainer:
         self.checkpoints = open_checkpoints(workdir, config)
         self.workdir = workdir
         self.task = open_task(config, workdir if self.checkpoints.steps() else None)
+        count_examples(self.task, config, "validation")  # or the run would end at its first evaluation
         self.task.save_assets(workdir)
         self._copy_to_bucket()
         self.fingerprints = fingerprints(self.task)
