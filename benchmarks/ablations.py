@@ -84,7 +84,7 @@ def scores_of(row: Row, config: Config, folder: pathlib.Path) -> dict[str, Any]:
         run = load(workdir, row.checkpoint, config=dataclasses.replace(config, decoding=decoding))
         newest = max(run.checkpoint["steps"])
         if newest != config.training.num_steps:
-            sys.exit(f"{workdir} was trained for {newest} steps, not {config.training.num_steps}; give another --workdir")
+            sys.exit(f"{workdir} is at step {newest}, not {config.training.num_steps}; give another --workdir")
         found = run.task.evaluate(run.params, "test")
         minutes = run.checkpoint["metadata"]["seconds"] / 60
         known[key] = {**found, "minutes_of_training": minutes, "steps": run.checkpoint["steps"]}

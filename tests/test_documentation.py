@@ -83,6 +83,14 @@ def test_modules_and_targets_that_are_shown_are_there():
     assert not missing
 
 
+def test_keys_that_may_change_when_a_run_goes_on_are_all_named():
+    from transformer.config import HARMLESS_KEYS, SCHEDULES_FREE_OF_NUM_STEPS
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text[text.index("### Going on") : text.index("| exit code |")]
+    assert not [name for name in (*HARMLESS_KEYS, *SCHEDULES_FREE_OF_NUM_STEPS) if f"`{name}`" not in section]
+
+
 def test_files_and_keys_that_are_named_are_there():
     from transformer.config import Config, flatten
 

@@ -53,7 +53,7 @@ def test_ablations_say_what_was_trained(tmp_path, monkeypatch, capsys):
     script.print_table({each.name: [found] * len(each.seeds) for each in script.ROWS})
     assert "| full | 3 | 40 | 30.0 (30.0 - 30.0) | +0.0 | 31.5 | 50.0 | 7.00 | 2 |" in capsys.readouterr().out
     trained["steps"] = 4_000  # what stands there has gone further
-    with pytest.raises(SystemExit, match=r"was trained for 4000 steps, not 20; give another --workdir"):
+    with pytest.raises(SystemExit, match="is at step 4000, not 20; give another --workdir"):
         script.scores_of(row, script.configure(row, 0, str(tmp_path), 20), tmp_path)
     assert list(json.loads((tmp_path / "full-de-0" / "ablations.json").read_text())) == ["40 average:10 beam"]
 
