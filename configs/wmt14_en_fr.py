@@ -4,21 +4,21 @@ python train.py --config=configs/wmt14_en_fr.py:big --workdir=runs/big-fr
 python eval.py --workdir=runs/big-fr --split=test --checkpoint=average:20
 
 The data is TFDS's: about 40.8 million pairs, of which the paper's 36 million are expected to be left when pairs of more
-than 175 words and of a length ratio above 1.5 are taken out; newstest2013 to look at during training, newstest2014 as the test. One
-vocabulary of 32,000 pieces.
+than 175 words and of a length ratio above 1.5 are taken out; newstest2013 to look at during training, newstest2014 as
+the test. One vocabulary of 32,000 pieces.
 
-variant   what                            parameters    paper     newstest2014, paper's score     sacreBLEU, 13a, cased
-base      512 wide, 100,000 steps         60,522,496     65M      38.1                            about 36.3
-big       1,024 wide, 300,000 steps      209,125,376    213M      41.8                            about 40.0
-modern    base in a design of today       60,526,592              not measured
-t2t       transformer_base of T2T         60,880,896              not measured
-fairseq   big with its training          209,911,808              43.2 in larger batches          41.4
+variant   what                          parameters   paper   A100, hours   newstest2014, paper's score   sacreBLEU
+base      512 wide, 100,000 steps       60,522,496     65M             3   38.1                          about 36.3
+big       1,024 wide, 300,000 steps    209,125,376    213M            32   41.8                          about 40.0
+modern    base in a design of today     60,526,592                     3   about base's, by estimate
+t2t       transformer_base of T2T       60,880,896                   3.5   about base's, by estimate
 
-The paper prints one number of parameters for both languages. In sacreBLEU fairseq's model has 1.8 less than in the
-paper's score (Ott et al., Scaling Neural Machine Translation, 2018); base and big are taken to have as much less.
+The paper prints one number of parameters for both languages. In sacreBLEU (13a, cased) fairseq's model has 1.8 less than
+in the paper's score (Ott et al., Scaling Neural Machine Translation, 2018); base and big are taken to have as much less.
+fairseq has no variant here: its French has another vocabulary and other cleaning.
 
-Hardware and hours are those of German: the batches and the steps are the same. The paper's big model for French has
-dropout 0.1, not 0.3.
+Hardware, memory and hours are those of German, a little less with fewer pieces: the batches and the steps are the same.
+The paper's big model for French has dropout 0.1, not 0.3.
 """
 
 from ml_collections import ConfigDict

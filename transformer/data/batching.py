@@ -285,7 +285,7 @@ class BucketPlan:
             starts, shapes = _even_slices(sizes, numbers)
         self._starts = np.append(starts, len(examples))
         used, self._shapes = np.unique(shapes, return_inverse=True)
-        self.shapes = tuple((int(rows[index]), *map(int, bounds[index])) for index in used)
+        self.shapes = tuple((int(rows[index]), int(bounds[index, 0]), int(bounds[index, 1])) for index in used)
         self.num_batches = len(self._shapes)
         self._tokens = int(source.sum(dtype=np.int64)), int(target.sum(dtype=np.int64))
         self._order = PerEpoch(lambda epoch: self._shuffle(seed, epoch))

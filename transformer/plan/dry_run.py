@@ -280,15 +280,31 @@ class _DryRun:
         parts = count_parts(self.config.training, batch, self.mesh.size)
         return parts, -(-len(jax.tree.leaves(batch)[0]) // (parts * self.mesh.size))
 
-    def show_memory(self, batches: list[Any]) -> None:
-        """For that of the batches, one of each shape, whose parts need most of it."""
-        device = self.mesh.devices.flat[0]
-        _title(f"Memory of each of {self.mesh.size} {device.platform} device(s)")
+    def largest_of(self, batches: list[Any]) -> Any:
+        """That of batches of different shapes whose parts need most memory.
+
+        It is that with most positions, or where attention outweighs all else that with the longest rows.
+        """
+        sizes = []
+        for batch in batches:
+            leaves, (_, rows) = jax.tree.leaves(batch), self.parts_and_rows(batch)
+            length = max((leaf.shape[1] for leaf in leaves if leaf.ndim == 2), default=1)
+            sizes.append((rows * self.task.work(batch)["positions"] / len(leaves[0]), rows * length**2))
+        candidates = np.unique(np.argmax(sizes, axis=0)).tolist()
+        if len(candidates) == 1:
+            return batches[candidates[0]]
 
         def needed(batch: Any) -> int:
             return kept_bytes(self.task, self.abstract.params, batch, self.parts_and_rows(batch)[1])
 
-        batch = max(batches, key=needed) if len(batches) > 1 else batches[0]
+        return max((batches[candidate] for candidate in candidates), key=needed)
+
+    def show_memory(self, batches: list[Any]) -> None:
+        """For the largest of the batches, one of each shape."""
+        device = self.mesh.devices.flat[0]
+        _title(f"Memory of each of {self.mesh.size} {device.platform} device(s)")
+
+        batch = self.largest_of(batches)
         parts, rows = self.parts_and_rows(batch)
         placed = place_batch(self.mesh, batch, parts)
         compiled = self.compile(placed, parts, QUICK_COMPILATION.get(device.platform))
