@@ -114,13 +114,14 @@ def read_record(workdir: Path) -> dict[str, Any]:
     """What ``run.json`` holds; nothing, with a warning, if it cannot be read."""
     path = workdir / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record["sessions"]
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        logger.warning("%s cannot be read (%s): what earlier processes did is not known", path, error)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s cannot be read (%r): what earlier processes did is not known", path, error)
         return {}
-    return record if isinstance(record, dict) else {}
+    return record
 
 
 def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
