@@ -32,10 +32,11 @@ def main() -> int:
     if DRY_RUN.value:
         from transformer.plan.dry_run import dry_run
 
-        return dry_run(config, workdir)
+        return dry_run(config, workdir, commands.config_name(CONFIG))
+    from transformer.report.card import update
     from transformer.training.trainer import train
 
-    return train(config, workdir)
+    return train(config, workdir, name=commands.config_name(CONFIG), at_end=update)
 
 
 if __name__ == "__main__":

@@ -203,6 +203,26 @@ def test_what_is_said_of_parts_is_what_is_computed(tmp_path, capsys, without_pro
         assert int(found[1]) == parts and parts * 2 * int(found[2]) == placed.shape[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "stated", "printed_by_paper"),
+    [
+        ("wmt14_en_de.py:base", "63,082,496", "65M"),
+        ("wmt14_en_de.py:t2t", "60,880,896", "none"),
+        ("mine.py", None, None),
+    ],
+)
+def test_parameters_stand_beside_those_of_the_paper(name, stated, printed_by_paper, without_programs, tmp_path, capsys):
+    assert dry_run(family("translation", str(tmp_path)), tmp_path / "run", name) == 0
+    printed, result = outcome(capsys)
+    if stated is None:
+        assert "the paper prints" not in printed and "stated_parameters" not in result
+    else:
+        assert re.search(
+            rf"as the config states +{stated}\n +as the paper prints, rounded +{printed_by_paper}\n", printed
+        )
+        assert f"{result['stated_parameters']:,}" == stated
+
+
 def test_a_run_that_sees_one_batch_needs_its_memory_alone(tmp_path, capsys, without_programs):
     assert dry_run(with_buckets(tmp_path, overfit_one_batch=True), tmp_path / "run") == 0
     assert outcome(capsys)[0].count("  shapes  ") <= 5  # those of the first batches

@@ -97,6 +97,17 @@ def describe(plan: Plan) -> str:
     )
 
 
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """The same, and what is left out, by name."""
+    source, target = plan.mean_tokens()
+    return {
+        "left_out_by_length": {each.reason: each.num_pairs for each in plan.dropped},
+        "examples_per_epoch": plan.num_examples,
+        "mean_tokens_per_batch": {"source": source, "target": target},
+        "padding_share": plan.padding_share(),
+    }
+
+
 def training_plan(
     config: DataConfig,
     source_lengths: np.ndarray,

@@ -26,6 +26,7 @@ from transformer.plan.memory import (
     temporary_bytes,
 )
 from transformer.plan.rows import show_attention, show_row
+from transformer.report.reference import reference_of
 from transformer.training.devices import select_platform
 from transformer.training.loading import (
     checkpoint_items,
@@ -177,6 +178,11 @@ class _DryRun:
             indent = "    " if "/" in name else "  "
             print(f"{indent + name:<34}{total:>16,}" + (f"{active:>16,} active" if sparse else ""))
         self.result |= {"num_parameters": parts[-1].total, "num_active_parameters": parts[-1].active}
+        for published in list(reference_of(self.name).published.values())[:1]:  # each test set has the same numbers
+            paper = "none" if published.millions is None else f"{published.millions}M"
+            print(f"  {'as the config states':<32}{published.parameters:>16,}")
+            print(f"  {'as the paper prints, rounded':<32}{paper:>16}")
+            self.result |= {"stated_parameters": published.parameters, "paper_parameters_millions": published.millions}
 
     def show_schedule(self) -> None:
         training = self.config.training

@@ -11,6 +11,8 @@ import jax
 import numpy as np
 
 from transformer.config import Config, ModelConfig
+from transformer.data.batching import Plan, plan_facts
+from transformer.data.cleaning import CleanedSource
 from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
 from transformer.data.sources import ParallelSource, cache_folder
 from transformer.data.store import Store, open_store
@@ -47,6 +49,7 @@ class BaseTask:
     tokenizer: Any
     _source: Any
     _training: Any
+    _plan: Optional[Plan] = None  # of training pairs, once the batches of training are asked for
 
     def __init__(self, config: Config):
         """
@@ -93,6 +96,19 @@ class BaseTask:
     def steps_per_epoch(self) -> int:
         number: int = self._training.num_batches
         return number
+
+    def data_facts(self) -> dict[str, Any]:
+        sizes = {each.fingerprint: each.vocab_size for each in self._side_tokenizers() if each is not None}
+        facts: dict[str, Any] = {
+            "vocabulary_sizes": list(sizes.values()),
+            "batches_per_epoch": self.steps_per_epoch(),
+        }
+        if isinstance(self._source, CleanedSource):
+            facts |= self._source.facts()
+        if "train" in self._stores:
+            store = self._stores["train"]
+            facts["pairs" if len(store.sides) == 2 else "documents"] = len(store)
+        return facts if self._plan is None else {**facts, **plan_facts(self._plan)}
 
     def batch(self, step: int) -> Any:
         return self._training.batch(step)

@@ -89,6 +89,10 @@ class ImageClassificationTask(BaseTask):
     def assets_fingerprint(self) -> str:
         return "none"
 
+    def data_facts(self) -> dict[str, Any]:
+        images, shape = self._source.split("train"), list(self.classes.image_shape)
+        return {**super().data_facts(), "images": len(images), "image_shape": shape, "classes": len(self.classes.names)}
+
     @functools.cached_property
     def _training(self) -> ImagePipeline:
         images, data = self._source.split("train"), self.config.data

@@ -82,7 +82,7 @@ class SentenceEmbeddingTask(BaseTask):
             )
         store = self._store(self._source, "train")
         first, second = (_with_bos(side.lengths) for side in store.sides)
-        plan = training_plan(config.data, first, second, config.seed, self._source.repeats("train"))
+        plan = self._plan = training_plan(config.data, first, second, config.seed, self._source.repeats("train"))
         logger.info("training on %d pairs an epoch in %s", plan.num_examples, describe(plan))
         return PairPipeline(store, plan, self.tokenizer)
 

@@ -79,6 +79,10 @@ class TextClassificationTask(BaseTask):
             raise UserError(f"the training split has no label but {labels.names[0]}: there is nothing to learn")
         return labels
 
+    def data_facts(self) -> dict[str, Any]:
+        unit = "pairs" if self.labels.pairs else "texts"
+        return {**super().data_facts(), unit: len(self._split("train")[1]), "labels": len(self.labels.names)}
+
     @functools.cached_property
     def _training(self) -> LabeledTextPipeline:
         rows, labels = self._split("train")
