@@ -19,20 +19,21 @@ The paper's score is of tokenised text with hyphenated compounds split, which ma
 37,000 pieces (t2t and fairseq: 32,768). None of these was trained here.
 
 Hardware: any. A batch of 25,000 tokens is computed in as many parts as the devices need: training.max_tokens_per_device
-positions at a time. By XLA's count for a CPU, in float32 and with rows of 256 tokens, the longest, a step takes with all
-that stays in memory MEMORY. JAX lends 12 of a GPU's 16 GB.
+positions at a time. Where these are rows of 256 tokens, the longest, parameters, optimizer and step take 6.5 GiB for
+base, 7.8 for modern, 6.7 for t2t and 8.4 for big, by XLA's count for a CPU, in float32. JAX is lent 12 of the 16 GB of
+a GPU; other kinds of devices have other programs, and --dry_run says what this one needs.
 
 The paper took 12 hours for base and 3.5 days for big on eight P100. The hours above are estimates, from our count of
-FLOPs (1.1e18 for base, 1.1e19 for big) at 30% of the peak in bfloat16 (--config.model.dtype=bfloat16; the paper computed
-in float32): four chips of TPU v4 take 0.9 and 9. 13 to 16% of the positions are padding then, by the lengths of 10,000
-training pairs and of newstest2008-2012. Of 16 shapes each is compiled once. The 20 checkpoints of big that are averaged,
-with --checkpoint=average:20, take 52 GB.
+FLOPs (1.1e18 for base, 1.1e19 for big) at 30% of the peak in bfloat16 (--config.model.dtype=bfloat16; the paper
+computed in float32); four chips of TPU v4 would take 0.9 and 9. In that count 13 to 16% of the positions are padding,
+by the lengths of 10,000 training pairs and of newstest2008-2012. There are 16 shapes, each compiled once. The 20
+checkpoints of big that are averaged, with --checkpoint=average:20, take 52 GB.
 
-Where this differs from the paper: its vocabulary of about 37,000 was learnt by another program on tokenised text; the
-checkpoints that are averaged were 10 minutes apart on its machine, which were 1,500 steps (of 0.4 s) of base and 600 (of
-1.0 s) of big: here they are 1,250 steps apart, which divide 100,000, and 600; the biases of the attention's projections, about which it says nothing, are
-there; pairs of more than 256 tokens on a side are left out; a batch has 25,000 tokens on the larger side, on average,
-and somewhat fewer on the other.
+Where this differs from the paper: its vocabulary of about 37,000 was learnt by another program on tokenised text; its
+checkpoints were 10 minutes apart, which were 1,500 steps of base (0.4 s each) and 600 of big (1.0 s): here 1,250, which
+divide the 100,000, and 600; the biases of the attention's projections, about which it says nothing, are there; pairs of
+more than 256 tokens on a side are left out; a batch has 25,000 tokens on the larger side, on average, and somewhat
+fewer on the other.
 """
 
 from collections.abc import Callable
@@ -145,9 +146,9 @@ def fairseq(config: ConfigDict) -> None:
     """``transformer_vaswani_wmt_en_de_big`` of fairseq as its ``examples/scaling_nmt`` trains it on eight devices.
 
     Batches are of 3,584 positions a device, padding included. Its warm-up starts at 1e-7 where ours starts at 0. It
-    averages the checkpoints of the last ten epochs (here every 5,000 steps) and searches with beam 4 and n^0.6. Its text
-    is that of WMT16, which comes cleaned and cut into pieces; here it is that of WMT14. Its published scores, 29.3 and
-    28.6 in sacreBLEU, are of 16 times the batch: --config.data.tokens_per_batch=458752, and then
+    averages the checkpoints of the last ten epochs (here every 5,000 steps) and searches with beam 4 and n^0.6. Its
+    text is that of WMT16, which comes cleaned and cut into pieces; here it is that of WMT14. Its published scores, 29.3
+    and 28.6 in sacreBLEU, are of 16 times the batch: --config.data.tokens_per_batch=458752, and then
     --config.training.learning_rate=1e-3.
     """
     big(config)

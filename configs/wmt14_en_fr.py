@@ -13,9 +13,9 @@ big       1,024 wide, 300,000 steps    209,125,376    213M            32   41.8 
 modern    base in a design of today     60,526,592                     3   about base's, by estimate
 t2t       transformer_base of T2T       60,880,896                   3.5   about base's, by estimate
 
-The paper prints one number of parameters for both languages. In sacreBLEU (13a, cased) fairseq's model has 1.8 less than
-in the paper's score (Ott et al., Scaling Neural Machine Translation, 2018); base and big are taken to have as much less.
-fairseq has no variant here: its French has another vocabulary and other cleaning.
+The paper prints one number of parameters for both languages. In sacreBLEU (13a, cased) fairseq's model has 1.8 less
+than in the paper's score (Ott et al., Scaling Neural Machine Translation, 2018); base and big are taken to have as much
+less. fairseq has no variant here: its French has another vocabulary and other cleaning.
 
 Hardware, memory and hours are those of German, a little less with fewer pieces: the batches and the steps are the same.
 The paper's big model for French has dropout 0.1, not 0.3.

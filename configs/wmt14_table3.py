@@ -4,8 +4,9 @@ python train.py --config=configs/wmt14_table3.py:A1 --workdir=runs/A1
 python eval.py --workdir=runs/A1 --split=validation
 
 Scored on newstest2013 (the validation split), beam 4, without averaging: the last checkpoint. In sacreBLEU (13a, cased)
-0.7 to 1.0 less than in the paper's score is to be expected, as for German in `wmt14_en_de.py`, from where data, hardware
-and the way of estimating the hours on one A100 are too. MEMORY3. Perplexities are per piece and depend on the vocabulary.
+0.7 to 1.0 less than the paper's score is to be expected. Data and hardware are those of `wmt14_en_de.py:base`; the
+hours are for one A100, estimated as there. Memory, counted as there, is at most 10.5 GiB (C5; A4 9.9, C3 8.0).
+Perplexities are per piece and depend on the vocabulary.
 
 row   changed                          parameters   paper   hours   perplexity   BLEU (the paper's score)
 base                                   63,082,496     65M   3.3         4.92   25.8
