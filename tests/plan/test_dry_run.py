@@ -183,7 +183,7 @@ def test_memory_is_that_of_the_widest_shape_of_the_whole_run(limit, tmp_path, ca
     for (b, s, t), shape in named.items():
         parts = 1 if limit is None else -(-b // (limit // max(s, t)))
         in_parts = f"each in {parts} part{'s' * (parts > 1)} of {-(-b // parts)} row"
-        assert re.search(rf"shapes +{shape}: [01] batches, {in_parts}s? on each of 1 device\n", printed)
+        assert re.search(rf"shapes +{shape}: [01] of these batches, {in_parts}s? on each of 1 device\n", printed)
 
 
 def test_what_is_said_of_parts_is_what_is_computed(tmp_path, capsys, without_programs):

@@ -244,7 +244,7 @@ class _DryRun:
         print(f"  padding          {share:.1%} of the positions")
         for shape, (batch, number) in sorted(batches.shapes.items(), key=lambda item: -item[1][1]):
             parts, rows = self.parts_and_rows(batch)
-            print(f"  shapes           {shape}: {number} batches, each in {_count(parts, 'part')} of", end=" ")
+            print(f"  shapes           {shape}: {number} of these batches, each in {_count(parts, 'part')} of", end=" ")
             print(f"{_count(rows, 'row')} on each of {_count(self.mesh.size, 'device')}")
         epochs = training.num_steps / per_epoch
         print(f"  the run          {training.num_steps:,} steps, {epochs:,.2f} epochs", end="")
