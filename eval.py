@@ -13,8 +13,9 @@ data: documents, lines with their labels, words with theirs, or for images a fol
 
 The last line of standard output is one JSON object: num_examples and, as they apply, nll_per_token, perplexity,
 bits_per_byte, accuracy, f1 and others. Scores of text are printed before it with their definitions, and translations
-get a page beside the outputs, in WORKDIR/outputs. Settings of decoding and evaluation can be changed:
---config.decoding.beam_size=8, --config.evaluation.stride=64; of images their resolution, --config.data.image_size=384.
+get a page beside the outputs, in WORKDIR/outputs. What was scored is then in the experiment card, WORKDIR/card.md, too.
+Settings of decoding and evaluation can be changed: --config.decoding.beam_size=8, --config.evaluation.stride=64; of
+images their resolution, --config.data.image_size=384.
 Where a run's data were tokenised for Moses, --config.decoding.detokenize makes its outputs text, for raw references;
 with --target_language also --hypothesis and --baseline.
 """
@@ -99,15 +100,18 @@ def score_run(given: str) -> dict[str, Any]:
         raise UserError("--hypothesis and --reference are scored without --workdir, or give --source too")
     else:
         name = data = SPLIT.value or "test"
+    from transformer.report.card import FILES, update
+    from transformer.report.scores import save
     from transformer.training.devices import select_platform
     from transformer.training.loading import load
-    from transformer.training.workdir import copy_to_bucket, local_workdir, read_config
+    from transformer.training.workdir import OUTPUTS, copy_to_bucket, local_workdir, read_config
 
     workdir = local_workdir(given)
-    config = commands.override(read_config(workdir), OVERRIDES)
+    of_run = read_config(workdir)
+    config = commands.override(of_run, OVERRIDES)
     select_platform(config.mesh.platform)
     run = load(workdir, CHECKPOINT.value, WEIGHTS.value, config)
-    outputs = workdir / "outputs" / f"{name}.{CHECKPOINT.value.replace(':', '-')}.{WEIGHTS.value}.txt"
+    outputs = workdir / OUTPUTS / f"{name}.{CHECKPOINT.value.replace(':', '-')}.{WEIGHTS.value}.txt"
     outputs.parent.mkdir(exist_ok=True)
     scores = {
         "split": data if isinstance(data, str) else {name: str(path) for name, path in data.items()},
@@ -116,6 +120,7 @@ def score_run(given: str) -> dict[str, Any]:
         "steps": run.checkpoint["steps"],
         **run.task.evaluate(run.params, data, outputs=outputs),
     }
+    save(outputs, scores, of_run, config)
     print(f"outputs in {outputs}")
     described: list[str] = []
     if "bleu" in scores:
@@ -124,7 +129,8 @@ def score_run(given: str) -> dict[str, Any]:
 
         print(f"report in {write(outputs, f'{workdir}: {outputs.stem}', scores)}")
         described = describe(scores)
-    copy_to_bucket(workdir)
+    update(workdir)
+    copy_to_bucket(workdir, OUTPUTS, *FILES)
     print("".join(f"{line}\n" for line in described), end="")
     return scores
 

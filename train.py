@@ -5,9 +5,9 @@ python train.py --config=configs/NAME.py --workdir=DIR [--config.SECTION.KEY=VAL
 The same command goes on from the newest checkpoint in DIR. Exit code: 0 when done; training.preempted_exit_code (143)
 when a signal came, after saving; 2 for a mistake in flags, config or data.
 
---dry_run trains nothing and leaves DIR as it is: it prints what the run will be (parameters, FLOPs, memory, schedule,
-batches as text), checks it, and runs one step on a few rows. The last line of standard output is then one JSON object;
-exit code 1: a check failed.
+--dry_run trains nothing, prepares no data set and leaves DIR as it is: it prints what the run will be (parameters,
+FLOPs, memory, schedule, batches as text), checks it, and runs one step on a few rows. The last line of standard output
+is then one JSON object; exit code 1: a check failed.
 """
 
 from absl import flags
@@ -32,10 +32,11 @@ def main() -> int:
     if DRY_RUN.value:
         from transformer.plan.dry_run import dry_run
 
-        return dry_run(config, workdir)
+        return dry_run(config, workdir, commands.config_name(CONFIG))
+    from transformer.report.card import update
     from transformer.training.trainer import train
 
-    return train(config, workdir)
+    return train(config, workdir, name=commands.config_name(CONFIG), at_end=update)
 
 
 if __name__ == "__main__":

@@ -182,6 +182,25 @@ def test_parts_follow_from_one_key_and_from_tokens():
         from_config_dict(config)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"data.batching": "stream", "model.variant": "decoder_only"},
+            "data.batching=stream has no padding",
+        ),
+        ({"task": "image_classification", "data.source": "digits"}, "does nothing: images have no padding"),
+    ],
+)
+def test_padding_counts_only_where_there_is_some(changes, message):
+    config = default_config()
+    config.update_from_flattened_dict(changes)
+    from_config_dict(config)
+    config.data.count_padding = False
+    with pytest.raises(UserError, match=rf"data\.count_padding=False.*{message}"):
+        from_config_dict(config)
+
+
 def test_only_translations_are_made_text_from_tokens():
     from_config_dict(changed("decoding.detokenize", True))
     config = changed("decoding.detokenize", True)

@@ -192,13 +192,14 @@ class TrainingConfig:
     gradient_clip: Optional[float] = None  # largest global norm; None: no clipping
     accumulation_steps: int = 1  # an update's batch is computed in so many parts
     # positions on the longer side that a device computes at a time: a batch that has more for each device is computed
-    # in as many parts as that takes; None: in accumulation_steps parts
+    # in as many parts as that takes; None: in accumulation_steps parts. The update is the same but for dropout, which
+    # each part draws anew: another number of parts, as other devices make it, draws another pattern
     max_tokens_per_device: Optional[int] = None
     ema_decay: Optional[float] = None  # of the exponential moving average of the weights; None: none is kept
     label_smoothing: float = 0.1
     label_smoothing_form: str = "uniform"  # the names in tasks/losses.py
     initialize_from: Optional[str] = None  # workdir whose parameters and tokenizer a new run starts from; what
-    # --config=NAME.py:WORKDIR sets, with the keys of the model there
+    # --config=NAME.py:WORKDIR sets, with the keys of the model there, where a config has no variants
     trainable: tuple[str, ...] = ()  # the parts that are trained, as in the parameters' first names; (): all
     overfit_one_batch: bool = False  # debugging: see batch 0 at every step
     log_every: int = 100  # steps
@@ -319,8 +320,8 @@ def default_config() -> config_dict.ConfigDict:
 def start_from(config: config_dict.ConfigDict, workdir: str) -> config_dict.ConfigDict:
     """Make a config start from a workdir: from its parameters, with the keys of its model and its tokenizer.
 
-    Images are prepared as they were there. All else stays what the config says. Config files end with it, so that each
-    takes a workdir: ``--config=configs/NAME.py:WORKDIR``.
+    Images are prepared as they were there. All else stays what the config says. Config files that have no variants end
+    with it, so that each takes a workdir: ``--config=configs/NAME.py:WORKDIR``.
 
     Args:
       config: is changed, and given back.
@@ -344,6 +345,25 @@ def start_from(config: config_dict.ConfigDict, workdir: str) -> config_dict.Conf
         config.data.update({key: getattr(there.data, key) for key in IMAGE_PREPARATION})
     config.training.initialize_from = str(folder)
     return config
+
+
+def one_variant(file: str, name: str, variants: Mapping[str, Any]) -> Any:
+    """The entry of a config file's variants.
+
+    Args:
+      file: its path, for the message.
+      name: what stands after the colon of ``--config=FILE:NAME``.
+      variants: by name.
+
+    Raises:
+      UserError: if there is none of that name; for a folder with the key that starts from it.
+    """
+    if name not in variants and as_path(name).is_dir():
+        raise UserError(
+            f"{file}:{name}: this file has variants ({', '.join(variants)}), and takes no workdir after the colon; to "
+            f"start from its parameters and tokenizer: --config.training.initialize_from={name}"
+        )
+    return one_of(f"variant of {file}", name, variants)
 
 
 def to_config_dict(config: Any) -> config_dict.ConfigDict:
@@ -458,6 +478,9 @@ def check(config: Config) -> None:
                 f"training.max_tokens_per_device: of task={config.task} the parts of a batch are no matter of tokens; "
                 "use training.accumulation_steps"
             )
+    if not data.count_padding and (config.task == "image_classification" or data.batching == "stream"):
+        what = "images have" if config.task == "image_classification" else "data.batching=stream has"
+        raise UserError(f"data.count_padding=False does nothing: {what} no padding; take the key away")
     _at_least("data.prefetch_batches", data.prefetch_batches, 0)
     for key in ("validation_share", "test_share"):
         _within(f"data.{key}", getattr(data, key), 0.0, 1.0)

@@ -225,8 +225,22 @@ class Task(Protocol):
         """Batches that go once through the training data."""
         ...
 
+    def data_facts(self) -> Mapping[str, Any]:
+        """What is to be said of the training data in a report on the run, by name, in what JSON can hold: how many
+        examples there are, how many were left out and why, sizes of vocabularies. It is of data that training reads
+        anyway."""
+        ...
+
     def batch(self, step: int) -> Any:
         """Training batch number ``step`` (from 0, across epochs) in NumPy: a pure function of (seed, step)."""
+        ...
+
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a training batch can have the first step with it, ascending."""
+        ...
+
+    def num_examples(self, split: str) -> int:
+        """Of a split, which is read to count them: a missing or broken file is a ``UserError`` here."""
         ...
 
     def init(self, rng: Any) -> Params:

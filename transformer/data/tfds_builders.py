@@ -83,6 +83,20 @@ def open_builder(config: DataConfig, features: Sequence[str]) -> tuple[Any, Any]
     return tfds, builder
 
 
+def require_prepared(config: DataConfig) -> None:
+    """Raise a ``UserError`` if :func:`open_builder` would have to prepare the data set first."""
+    if config.source != "tfds" or config.directory is None:
+        return
+    name = DataSetName.parse(config.directory)
+    if name is None or (as_path(config.directory) / INFO).exists() or _prepared(as_path(data_dir()), name):
+        return
+    raise UserError(
+        f"data.directory={name} is not prepared in TFDS_DATA_DIR={data_dir()}, and preparing it may take hours: "
+        "train.py without --dry_run does that first. Other text can be looked at until then: "
+        "--config.data.source=files --config.data.directory=DIR"
+    )
+
+
 def require_features(directory: str, known: Sequence[str], needed: Sequence[str]) -> None:
     """Raise a ``UserError`` for a feature that the examples do not have."""
     for name in needed:

@@ -70,7 +70,7 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
     def _training(self) -> Pipeline:
         log_direction(self.config.data, self._source)
         store = self._store(self._source, "train")
-        plan = training_plan(
+        plan = self._plan = training_plan(
             self.config.data,
             store.source_lengths,
             store.target_lengths,

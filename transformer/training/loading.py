@@ -169,6 +169,23 @@ def open_task(config: Config, workdir: Path | None) -> Task:
         return make_task(config, Path(folder))
 
 
+def count_examples(task: Task, config: Config, split: str) -> int:
+    """How many examples the validation or the test split has.
+
+    Raises:
+      UserError: if it is not there, cannot be read or is empty.
+    """
+    key = f" (data.{split}={getattr(config.data, split)})" if config.data.split == "files" else ""
+    named = f"the {split} split{key}"
+    try:
+        number = task.num_examples(split)
+    except UserError as error:
+        raise UserError(f"{named} cannot be read: {error}") from None
+    if not number:
+        raise UserError(f"{named} has no examples")
+    return number
+
+
 def fingerprints(task: Task) -> dict[str, str]:
     """What a checkpoint says of the data and the assets it was trained with."""
     return {"data_fingerprint": task.data_fingerprint(), "assets_fingerprint": task.assets_fingerprint()}

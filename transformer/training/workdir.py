@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
 LOG = "log.txt"
+OUTPUTS = "outputs"
 BUCKET = "bucket.txt"  # in the folder on local disk: the workdir that it stands for
 LOWER_IS_BETTER = ("loss", "nll", "nll_per_token", "perplexity", "bits_per_byte")
 
@@ -53,12 +54,18 @@ def checkpoints_folder(workdir: Path) -> AnyPath:
     return (as_path(marker.read_text()) if marker.exists() else workdir) / CHECKPOINTS
 
 
-def copy_to_bucket(workdir: Path) -> None:
-    """Copy what lies in a workdir on local disk to the bucket that it stands for, if it does."""
+def copy_to_bucket(workdir: Path, *names: str) -> None:
+    """Copy what lies in a workdir on local disk to the bucket that it stands for, if it does.
+
+    Args:
+      names: only these files and folders of it. What does not train must leave alone what the trainer writes, which
+        may be newer in the bucket.
+    """
     bucket = checkpoints_folder(workdir).parent
     if is_remote(bucket):
         for file in files_below(workdir):
-            if file.name != BUCKET and file.suffix not in (".partial", ".tmp"):
+            wanted = not names or file.relative_to(workdir).parts[0] in names
+            if wanted and file.name != BUCKET and file.suffix not in (".partial", ".tmp"):
                 copy_file(file, bucket / file.relative_to(workdir).as_posix())
 
 
