@@ -3,7 +3,7 @@
 python train.py --config=configs/NAME.py --workdir=DIR [--config.SECTION.KEY=VALUE ...] [--dry_run]
 
 The same command goes on from the newest checkpoint in DIR. Exit code: 0 when done; training.preempted_exit_code (143)
-when a signal came, after saving; 2 for a mistake in flags, config or data.
+when a signal came, after saving; 2 for a mistake in flags, config or data. DIR/card.md then says what was run.
 
 --dry_run trains nothing, prepares no data set and leaves DIR as it is: it prints what the run will be (parameters,
 FLOPs, memory, schedule, batches as text), checks it, and runs one step on a few rows. The last line of standard output

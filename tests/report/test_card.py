@@ -305,6 +305,16 @@ def test_deviations_are_a_line_each(base):
     assert text.index("| training.num_steps |") < text.index("Others (paths") < text.index("| seed | 7 | 0 |")
 
 
+def test_the_development_set_and_a_perplexity_without_bounds(base):
+    path = base / "outputs" / "test.average-2.raw.scores.json"
+    record = json.loads(path.read_text())
+    record["scores"] |= {"split": "validation", "num_examples": 3_000}
+    path.write_text(json.dumps(record))
+    text = card.write(base)
+    assert "| perplexity | not finite |" in text
+    assert "bleu_paper 27.00 is 1.20 above the published 25.8; perplexity not finite, published 4.92" in text
+
+
 def test_a_run_that_was_killed_counts_up_to_its_last_note(base):
     record = json.loads((base / RECORD).read_text())
     killed = {**record["sessions"][0], "to_step": 99_300, "ended": None}

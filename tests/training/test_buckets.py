@@ -53,6 +53,16 @@ def test_another_machine_goes_on_from_the_bucket(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
     other = local_workdir(address + "/")
     assert other != workdir and read_config(other) == config
+    # What an evaluation elsewhere has read may be old when it ends: it gives back only what it made.
+    (workdir / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    copy_to_bucket(workdir)
+    (other / "outputs").mkdir()
+    for name in ("outputs/test.txt", "card.md"):
+        (other / name).write_text("new")
+    copy_to_bucket(other, "outputs", "card.md")
+    there = paths.as_path(address)
+    assert (there / "metrics.jsonl").read_text() == (workdir / "metrics.jsonl").read_text()
+    assert (there / "outputs" / "test.txt").read_text() == (there / "card.md").read_text() == "new"
     assert (other / "tensorboard" / "events").read_bytes() == b"\xff\x00"
     assert not (other / "checkpoints").exists()
 

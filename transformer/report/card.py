@@ -143,7 +143,7 @@ def facts(workdir: Path) -> dict[str, Any]:
 
 def _identity(run: _Run) -> dict[str, Any]:
     config = run.config
-    found: dict[str, Any] = {"config": run.record.get("config") or unknown("training was not started by train.py")}
+    found: dict[str, Any] = {"config": run.record.get("config") or unknown(f"{RECORD} does not name it")}
     found["task"] = config.task
     if config.task in TASKS_OF_PAIRS:
         found["direction"] = f"{config.data.source_language} to {config.data.target_language}"
@@ -203,8 +203,8 @@ def _training(run: _Run) -> dict[str, Any]:
 def _cost(run: _Run) -> dict[str, Any]:
     flops = run.metadata["work"]["flops"] if run.step else unknown("no checkpoint has an update")
     found: dict[str, Any] = {"training_flops": flops}
-    if run.reference.flops is not None:
-        found["training_flops_of_the_paper"] = run.reference.flops
+    if run.reference.of_paper:
+        found["training_flops_of_the_paper"] = run.reference.flops or unknown("it gives none for this variant")
     if not run.sessions:
         return {**found, "device_hours_in_all": unknown(NOT_RECORDED)}
     in_updates: Counter[str] = Counter()
@@ -424,7 +424,11 @@ def _one_evaluation(evaluation: Mapping[str, Any]) -> Iterator[str]:
     yield from _paragraphs((" ".join(notes),))
     yield ""
     defined = definitions(scores)
-    numbers = {name: value for name, value in scores.items() if isinstance(value, (int, float)) or value is None}
+    numbers = {
+        name: "not finite" if value is None else value
+        for name, value in scores.items()
+        if isinstance(value, int | float | None)
+    }
     ordered = [name for name in defined if name in numbers] + [name for name in numbers if name not in defined]
     yield from _table(("score", "value", ""), ((name, numbers[name], defined.get(name, "")) for name in ordered))
     if evaluation.get("against_published"):
@@ -443,8 +447,8 @@ def _comparison(found: Mapping[str, Any]) -> Iterator[str]:
         interval = "" if each["interval"] is None else f" (± {each['interval']:.2f})"
         parts.append(f"bleu {each['measured']:.2f}{interval} is {place} the expected {low:g} to {high:g}")
     if each := found.get("perplexity"):
-        measured, published = each["measured"], each["published"]
-        parts.append(f"perplexity {measured:.2f}, published {published:.2f} (per piece, of other vocabularies)")
+        measured = "not finite" if each["measured"] is None else f"{each['measured']:.2f}"
+        parts.append(f"perplexity {measured}, published {each['published']:.2f} (per piece, of other vocabularies)")
     said = "; ".join(parts) or "nothing was published of this variant"
     yield f"As {found['test_set']}, told by {found['told_by']}: {said}."
 
@@ -454,7 +458,7 @@ def _placed(difference: float) -> str:
 
 
 def _deviations(found: Mapping[str, Any]) -> Iterator[str]:
-    yield from _paragraphs((f"{found['explained'][0].upper()}{found['explained'][1:]}.",))
+    yield from _paragraphs((f"{found['explained']}.",))
     for heading, key in (
         ("Of the experiment", "of_the_experiment"),
         ("Others (paths, cadence, how it is computed, seed)", "others"),

@@ -98,7 +98,8 @@ class BaseTask:
         return number
 
     def data_facts(self) -> dict[str, Any]:
-        sizes = {each.fingerprint: each.vocab_size for each in self._side_tokenizers() if each is not None}
+        tokenizers = () if self.tokenizer is None else self._side_tokenizers()
+        sizes = {each.fingerprint: each.vocab_size for each in tokenizers}
         facts: dict[str, Any] = {
             "vocabulary_sizes": list(sizes.values()),
             "batches_per_epoch": self.steps_per_epoch(),
