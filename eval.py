@@ -4,6 +4,7 @@ python eval.py --workdir=DIR --split=test [--checkpoint=latest|best|STEP|average
 python eval.py --workdir=DIR --text=FILE                          what the run's splits are made of, in another file
 python eval.py --workdir=DIR --source=FILE --reference=FILE       translate a file and score the translations
 python eval.py --workdir=DIR --source=FILE --hypothesis=FILE      the log-probability of each given line, in nats
+python eval.py --workdir=DIR --doctor                             why is the BLEU of the newest translations low?
 python eval.py --hypothesis=FILE --reference=FILE [--reference=FILE2]     score text, without a model
     [--target_language=de]     also as the paper of 2017 does
     [--baseline=FILE]          is it better than another system's? may be given several times
@@ -27,7 +28,7 @@ from typing import Any
 from absl import flags
 
 from transformer import commands
-from transformer.config import Config
+from transformer.config import Config, from_config_dict
 from transformer.types import UserError
 
 WORKDIR = flags.DEFINE_string("workdir", None, "the folder of a run that train.py made")
@@ -40,12 +41,13 @@ REFERENCE = flags.DEFINE_multi_string("reference", [], "a file of right translat
 HYPOTHESIS = flags.DEFINE_string("hypothesis", None, "a file of given translations")
 BASELINE = flags.DEFINE_multi_string("baseline", [], "a file of another system's, to compare --hypothesis with")
 TARGET_LANGUAGE = flags.DEFINE_string("target_language", None, "of --hypothesis without --workdir: de, fr, ...")
+DOCTOR = flags.DEFINE_bool("doctor", False, "check what is known to make translations score low")
 OVERRIDES = commands.define_overrides()
 
 
 def main() -> int:
-    scores = score_text() if WORKDIR.value is None else score_run(WORKDIR.value)
-    print(json.dumps(scores))
+    mode = examine_run if DOCTOR.value else score_text if WORKDIR.value is None else score_run
+    print(json.dumps(mode()))
     return 0
 
 
@@ -79,7 +81,7 @@ def score_text() -> dict[str, Any]:
     return scores
 
 
-def score_run(given: str) -> dict[str, Any]:
+def score_run() -> dict[str, Any]:
     """Scores of a run's model on a split or on files."""
     if BASELINE.value or TARGET_LANGUAGE.value:
         raise UserError("--baseline and --target_language go with --hypothesis and --reference, without --workdir")
@@ -99,15 +101,17 @@ def score_run(given: str) -> dict[str, Any]:
         raise UserError("--hypothesis and --reference are scored without --workdir, or give --source too")
     else:
         name = data = SPLIT.value or "test"
+    from transformer.report.scores import save
     from transformer.training.devices import select_platform
     from transformer.training.loading import load
-    from transformer.training.workdir import copy_to_bucket, local_workdir, read_config
+    from transformer.training.workdir import OUTPUTS, copy_to_bucket, local_workdir, read_config
 
-    workdir = local_workdir(given)
-    config = commands.override(read_config(workdir), OVERRIDES)
+    workdir = local_workdir(WORKDIR.value)
+    of_run = read_config(workdir)
+    config = commands.override(of_run, OVERRIDES)
     select_platform(config.mesh.platform)
     run = load(workdir, CHECKPOINT.value, WEIGHTS.value, config)
-    outputs = workdir / "outputs" / f"{name}.{CHECKPOINT.value.replace(':', '-')}.{WEIGHTS.value}.txt"
+    outputs = workdir / OUTPUTS / f"{name}.{CHECKPOINT.value.replace(':', '-')}.{WEIGHTS.value}.txt"
     outputs.parent.mkdir(exist_ok=True)
     scores = {
         "split": data if isinstance(data, str) else {name: str(path) for name, path in data.items()},
@@ -116,6 +120,7 @@ def score_run(given: str) -> dict[str, Any]:
         "steps": run.checkpoint["steps"],
         **run.task.evaluate(run.params, data, outputs=outputs),
     }
+    save(outputs, scores, of_run, config)
     print(f"outputs in {outputs}")
     described: list[str] = []
     if "bleu" in scores:
@@ -127,6 +132,27 @@ def score_run(given: str) -> dict[str, Any]:
     copy_to_bucket(workdir)
     print("".join(f"{line}\n" for line in described), end="")
     return scores
+
+
+def examine_run() -> dict[str, Any]:
+    """What the doctor finds in a run; nothing is trained or translated for it."""
+    if WORKDIR.value is None:
+        raise UserError("--doctor looks at a run: give --workdir too")
+    flag_values = (SPLIT, TEXT, SOURCE, REFERENCE, HYPOTHESIS, BASELINE, TARGET_LANGUAGE)
+    given = [f"--{flag.name}" for flag in flag_values if flag.value]
+    if given:
+        raise UserError(f"--doctor looks at the newest translations in the workdir: it takes no {', '.join(given)}")
+    from configs import wmt14_en_de, wmt14_en_fr
+    from transformer.report.doctor import examine
+    from transformer.training.workdir import local_workdir, read_config
+
+    workdir = local_workdir(WORKDIR.value)
+    recipes = {
+        f"{module.__name__.rpartition('.')[2]}.py:{variant}": from_config_dict(module.get_config(variant))
+        for module in (wmt14_en_de, wmt14_en_fr)
+        for variant in module.PUBLISHED
+    }
+    return examine(workdir, commands.override(read_config(workdir), OVERRIDES), recipes)
 
 
 if __name__ == "__main__":

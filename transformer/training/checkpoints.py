@@ -234,6 +234,18 @@ class Checkpoints:
         whole = self._newest_whole(1, target, every_file=True)
         return (whole[0], self._manifest(whole[0])["metadata"]) if whole else None
 
+    def metadata(self, step: int) -> dict[str, Any]:
+        """What a checkpoint was saved with.
+
+        Raises:
+          UserError: if its manifest cannot be read.
+        """
+        try:
+            metadata: dict[str, Any] = self._manifest(step)["metadata"]
+        except Damaged as damage:
+            raise UserError(f"checkpoint {step} in {self.folder} is damaged: {damage}") from damage
+        return metadata
+
     def params_shapes(self) -> Params:
         """Shape and dtype of every parameter of the newest checkpoint.
 

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
 LOG = "log.txt"
+OUTPUTS = "outputs"
 BUCKET = "bucket.txt"  # in the folder on local disk: the workdir that it stands for
 LOWER_IS_BETTER = ("loss", "nll", "nll_per_token", "perplexity", "bits_per_byte")
 
