@@ -46,15 +46,20 @@ OVERRIDES = commands.define_overrides()
 
 
 def main() -> int:
-    mode = examine_run if DOCTOR.value else score_text if WORKDIR.value is None else score_run
-    print(json.dumps(mode()))
+    if WORKDIR.value is None:
+        result = score_text()
+    elif DOCTOR.value:
+        result = examine_run(WORKDIR.value)
+    else:
+        result = score_run(WORKDIR.value)
+    print(json.dumps(result))
     return 0
 
 
 def score_text() -> dict[str, Any]:
     """Scores of text that is there already."""
-    if SPLIT.value or TEXT.value or SOURCE.value:
-        raise UserError("--split, --text and --source need a model: give --workdir too")
+    if SPLIT.value or TEXT.value or SOURCE.value or DOCTOR.value:
+        raise UserError("--split, --text, --source and --doctor need a run: give --workdir too")
     if not HYPOTHESIS.value or not REFERENCE.value:
         raise UserError("give --workdir, or --hypothesis and --reference; see --help")
     from transformer.data.sources import read_lines
@@ -81,7 +86,7 @@ def score_text() -> dict[str, Any]:
     return scores
 
 
-def score_run() -> dict[str, Any]:
+def score_run(given: str) -> dict[str, Any]:
     """Scores of a run's model on a split or on files."""
     if BASELINE.value or TARGET_LANGUAGE.value:
         raise UserError("--baseline and --target_language go with --hypothesis and --reference, without --workdir")
@@ -106,7 +111,7 @@ def score_run() -> dict[str, Any]:
     from transformer.training.loading import load
     from transformer.training.workdir import OUTPUTS, copy_to_bucket, local_workdir, read_config
 
-    workdir = local_workdir(WORKDIR.value)
+    workdir = local_workdir(given)
     of_run = read_config(workdir)
     config = commands.override(of_run, OVERRIDES)
     select_platform(config.mesh.platform)
@@ -134,19 +139,17 @@ def score_run() -> dict[str, Any]:
     return scores
 
 
-def examine_run() -> dict[str, Any]:
+def examine_run(given: str) -> dict[str, Any]:
     """What the doctor finds in a run; nothing is trained or translated for it."""
-    if WORKDIR.value is None:
-        raise UserError("--doctor looks at a run: give --workdir too")
-    flag_values = (SPLIT, TEXT, SOURCE, REFERENCE, HYPOTHESIS, BASELINE, TARGET_LANGUAGE)
-    given = [f"--{flag.name}" for flag in flag_values if flag.value]
-    if given:
-        raise UserError(f"--doctor looks at the newest translations in the workdir: it takes no {', '.join(given)}")
+    others = (SPLIT, CHECKPOINT, WEIGHTS, TEXT, SOURCE, REFERENCE, HYPOTHESIS, BASELINE, TARGET_LANGUAGE)
+    present = [f"--{flag.name}" for flag in others if flags.FLAGS[flag.name].present]
+    if present:
+        raise UserError(f"--doctor looks at the newest translations in the workdir: it takes no {', '.join(present)}")
     from configs import wmt14_en_de, wmt14_en_fr
     from transformer.report.doctor import examine
     from transformer.training.workdir import local_workdir, read_config
 
-    workdir = local_workdir(WORKDIR.value)
+    workdir = local_workdir(given)
     recipes = {
         f"{module.__name__.rpartition('.')[2]}.py:{variant}": from_config_dict(module.get_config(variant))
         for module in (wmt14_en_de, wmt14_en_fr)

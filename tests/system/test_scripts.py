@@ -63,7 +63,7 @@ def test_eval_scores_a_split(workdir):
     assert scores["steps"] == [8, 12] and scores["num_examples"] == 500
     outputs = {path.suffix: path for path in (workdir / "outputs").iterdir()}
     assert {path.name for path in outputs.values()} == {
-        f"validation.average-2.ema.{e}" for e in ("txt", "jsonl", "html")
+        f"validation.average-2.ema.{e}" for e in ("txt", "jsonl", "html", "scores.json")
     }
     assert len(outputs[".txt"].read_bytes().split(b"\n")) == len(outputs[".jsonl"].read_bytes().split(b"\n")) == 501
     printed = result.stdout.decode()
@@ -71,6 +71,15 @@ def test_eval_scores_a_split(workdir):
         encoding="utf-8"
     )
     assert f"\nbleu_paper {scores['bleu_paper']:.6g}: the paper's way: " in printed
+
+
+def test_the_doctor_looks_at_a_run(workdir):
+    result = run("eval.py", f"--workdir={workdir}", "--doctor", f"--config.data.cache_directory={workdir}/cache")
+    found = last_json(result)
+    lines = result.stdout.decode().splitlines()[:-1]
+    assert found["ok"]["steps"].startswith("12 of 12 steps") and f"ok         steps: {found['ok']['steps']}" in lines
+    assert found["recipe"] is None and "duplicates" in found["ok"] and "label smoothing" in found["not_known"]
+    assert "it takes no --checkpoint" in mistake("eval.py", f"--workdir={workdir}", "--doctor", "--checkpoint=best")
 
 
 def test_generate_gives_a_line_for_a_line(workdir):

@@ -113,6 +113,7 @@ class TestFacts(NamedTuple):
     """The lines to be translated and their references, as they are on disk. Where there are two, of source and target.
 
     size      pairs
+    of_data   False: the data is not here, and they are those beside the outputs
     writing
     pieces
     changed   references of known pieces that do not come back from the tokenizer as they were
@@ -121,6 +122,7 @@ class TestFacts(NamedTuple):
     """
 
     size: int
+    of_data: bool
     writing: tuple[Writing, Writing]
     pieces: tuple[Pieces, Pieces]
     changed: int
@@ -198,15 +200,14 @@ def gather(workdir: Path, config: Config, recipes: Mapping[str, Config]) -> Fact
     decoding = config.decoding if isinstance(outputs, str) else outputs.decoding
     source = _open_source(config)
     pairs = _test_pairs(source, scored, sentences)
-    test = pairs if isinstance(pairs, str) else look_at_test(tokenizers, pairs, decoding.max_source_length)
-    wanted = () if isinstance(pairs, str) else pairs
-    training, in_training = look_at_training(config, source, tokenizers, fingerprint, wanted)
-    in_validation = _overlap_with_validation(source, scored, wanted)
+    recipe = choose_recipe(config, recipes)
     if isinstance(pairs, str):
-        in_training = in_validation = pairs
-    return Facts(
-        config, choose_recipe(config, recipes), step, outputs, test, training, in_training, in_validation
-    )  # fmt: skip
+        training, _ = look_at_training(config, source, tokenizers, fingerprint, ())
+        return Facts(config, recipe, step, outputs, pairs, training, pairs, pairs)
+    test = look_at_test(tokenizers, pairs, decoding.max_source_length, of_data=pairs is not sentences)
+    training, in_training = look_at_training(config, source, tokenizers, fingerprint, pairs)
+    in_validation = _overlap_with_validation(source, scored, pairs)
+    return Facts(config, recipe, step, outputs, test, training, in_training, in_validation)
 
 
 def choose_recipe(config: Config, recipes: Mapping[str, Config]) -> Optional[Recipe]:
@@ -243,11 +244,12 @@ def look_at_lines(lines: Iterable[str]) -> Writing:
     return Writing(letters, capitals, stops, spaced, marked, of_language)
 
 
-def look_at_test(tokenizers: Tokenizers, pairs: Pairs, max_source_length: int) -> TestFacts:
+def look_at_test(tokenizers: Tokenizers, pairs: Pairs, max_source_length: int, of_data: bool = True) -> TestFacts:
     """The pairs of a test set, of which there is at least one.
 
     Args:
       max_source_length: tokens, EOS included, of which longer sources are cut.
+      of_data: see :class:`TestFacts`.
     """
     (sources, inputs), (references, wanted) = _encode(tokenizers, pairs)
     lengths = [len(ids) + 1 for ids in inputs]
@@ -259,6 +261,7 @@ def look_at_test(tokenizers: Tokenizers, pairs: Pairs, max_source_length: int) -
     )
     return TestFacts(
         size=len(pairs),
+        of_data=of_data,
         writing=(look_at_lines(sources), look_at_lines(references)),
         pieces=(_count(tokenizers[0], sources, inputs), _count(target, references, wanted)),
         changed=changed,
@@ -390,11 +393,16 @@ def _open_source(config: Config) -> ParallelSource | str:
 
 def _read_outputs(workdir: Path) -> tuple[OutputFacts | str, str | Mapping[str, str], Pairs]:
     """The newest outputs; the split, or the files, that they are of; their sources and references."""
-    records = [record for record in scores.read(workdir) if "bleu" in record["scores"]]
+    folder = workdir / OUTPUTS
+    records = [
+        record
+        for record in scores.read(workdir)
+        if "bleu" in record["scores"] and (folder / f"{record['name']}.jsonl").exists()
+    ]
     if not records:
         return "no translations in the workdir; run eval.py first", "test", ()
     name, found, decoding = (records[-1][key] for key in ("name", "scores", "decoding"))
-    path = workdir / OUTPUTS / f"{name}.txt"
+    path = folder / f"{name}.txt"
     lines = path.with_suffix(".jsonl").read_text(encoding="utf-8").removesuffix("\n").split("\n")
     sentences = [json.loads(line) for line in lines]
     sources, references, outputs = ([each[key] for each in sentences] for key in ("source", "reference", "output"))
