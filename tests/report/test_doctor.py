@@ -42,6 +42,8 @@ from transformer.training.trainer import train
 from transformer.training.workdir import read_config
 from transformer.types import Candidate, UserError
 
+pytestmark = pytest.mark.xdist_group("doctor")  # one run serves all
+
 NEED_A_RECIPE = {"search", "averaging", "length penalty", "tokens an update", "label smoothing"}
 NEED_OUTPUTS = {"lines", "tokenised outputs", "cut outputs", "length ratio", "copies", "length penalty", "search"}
 NEED_TRAINING = {"EOS", "vocabulary", "overlap", "duplicates", "padding", "tokens an update"}
@@ -208,6 +210,8 @@ FAULTY_OUTPUTS = {
                      {"length ratio"}),
     "outputs that were cut": (every(10, lambda each: {"finished": False}), {"cut outputs"}),
     "a few copies of the source": (every(10, lambda each: {"output": each["source"]}), {"copies"}),
+    "lines that stay as they are": (every(10, lambda each: dict.fromkeys(("output", "reference"), each["source"])),
+                                    set()),
     "lines left out": (lambda sentences: sentences[:-3], {"lines"}),
 }  # fmt: skip
 
@@ -305,9 +309,9 @@ FAULTY_TRAINING = {
 
 
 @pytest.mark.parametrize("fault", FAULTY_TRAINING)
-def test_faults_of_the_training_text(healthy, facts, fault):
+def test_faults_of_the_training_text(healthy, facts, fault, tmp_path):
     pairs, changes, names = FAULTY_TRAINING[fault]
-    data = dataclasses.replace(facts.config.data, **changes)
+    data = dataclasses.replace(facts.config.data, cache_directory=str(tmp_path), **changes)
     config = dataclasses.replace(facts.config, data=data)
     training, overlap = look_at_training(config, PairList(pairs), load_tokenizers(healthy), None, TEST)
     assert training.repeated == len(pairs) - len(set(pairs))

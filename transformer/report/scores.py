@@ -41,7 +41,10 @@ def save(outputs: Path, scores: Mapping[str, Any], of_run: Config, used: Config)
 
 
 def read(workdir: Path) -> list[dict[str, Any]]:
-    """The records of a workdir, the oldest first, each with the ``name`` of its outputs. Damaged ones are left out."""
+    """The records of a workdir, the oldest first, each with ``name``, that of its outputs.
+
+    Damaged ones are left out, with a warning.
+    """
     records = []
     for path in sorted((workdir / OUTPUTS).glob(f"*{SUFFIX}")):
         try:
