@@ -4,6 +4,7 @@ python eval.py --workdir=DIR --split=test [--checkpoint=latest|best|STEP|average
 python eval.py --workdir=DIR --text=FILE                          what the run's splits are made of, in another file
 python eval.py --workdir=DIR --source=FILE --reference=FILE       translate a file and score the translations
 python eval.py --workdir=DIR --source=FILE --hypothesis=FILE      the log-probability of each given line, in nats
+python eval.py --workdir=DIR --doctor                             why is the BLEU of the newest translations low?
 python eval.py --hypothesis=FILE --reference=FILE [--reference=FILE2]     score text, without a model
     [--target_language=de]     also as the paper of 2017 does
     [--baseline=FILE]          is it better than another system's? may be given several times
@@ -28,7 +29,7 @@ from typing import Any
 from absl import flags
 
 from transformer import commands
-from transformer.config import Config
+from transformer.config import Config, from_config_dict
 from transformer.types import UserError
 
 WORKDIR = flags.DEFINE_string("workdir", None, "the folder of a run that train.py made")
@@ -41,19 +42,25 @@ REFERENCE = flags.DEFINE_multi_string("reference", [], "a file of right translat
 HYPOTHESIS = flags.DEFINE_string("hypothesis", None, "a file of given translations")
 BASELINE = flags.DEFINE_multi_string("baseline", [], "a file of another system's, to compare --hypothesis with")
 TARGET_LANGUAGE = flags.DEFINE_string("target_language", None, "of --hypothesis without --workdir: de, fr, ...")
+DOCTOR = flags.DEFINE_bool("doctor", False, "check what is known to make translations score low")
 OVERRIDES = commands.define_overrides()
 
 
 def main() -> int:
-    scores = score_text() if WORKDIR.value is None else score_run(WORKDIR.value)
-    print(json.dumps(scores))
+    if WORKDIR.value is None:
+        result = score_text()
+    elif DOCTOR.value:
+        result = examine_run(WORKDIR.value)
+    else:
+        result = score_run(WORKDIR.value)
+    print(json.dumps(result))
     return 0
 
 
 def score_text() -> dict[str, Any]:
     """Scores of text that is there already."""
-    if SPLIT.value or TEXT.value or SOURCE.value:
-        raise UserError("--split, --text and --source need a model: give --workdir too")
+    if SPLIT.value or TEXT.value or SOURCE.value or DOCTOR.value:
+        raise UserError("--split, --text, --source and --doctor need a run: give --workdir too")
     if not HYPOTHESIS.value or not REFERENCE.value:
         raise UserError("give --workdir, or --hypothesis and --reference; see --help")
     from transformer.data.sources import read_lines
@@ -133,6 +140,25 @@ def score_run(given: str) -> dict[str, Any]:
     copy_to_bucket(workdir, OUTPUTS, *FILES)
     print("".join(f"{line}\n" for line in described), end="")
     return scores
+
+
+def examine_run(given: str) -> dict[str, Any]:
+    """What the doctor finds in a run; nothing is trained or translated for it."""
+    others = (SPLIT, CHECKPOINT, WEIGHTS, TEXT, SOURCE, REFERENCE, HYPOTHESIS, BASELINE, TARGET_LANGUAGE)
+    present = [f"--{flag.name}" for flag in others if flags.FLAGS[flag.name].present]
+    if present:
+        raise UserError(f"--doctor looks at the newest translations in the workdir: it takes no {', '.join(present)}")
+    from configs import wmt14_en_de, wmt14_en_fr
+    from transformer.report.doctor import examine
+    from transformer.training.workdir import local_workdir, read_config
+
+    workdir = local_workdir(given)
+    recipes = {
+        f"{module.__name__.rpartition('.')[2]}.py:{variant}": from_config_dict(module.get_config(variant))
+        for module in (wmt14_en_de, wmt14_en_fr)
+        for variant in module.PUBLISHED
+    }
+    return examine(workdir, commands.override(read_config(workdir), OVERRIDES), recipes)
 
 
 if __name__ == "__main__":

@@ -193,10 +193,16 @@ class BatchView(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """An output and its score: what it was compared by with others for the same input, higher is better."""
+    """An output for a line.
+
+    text
+    score     what it was compared by with others for the same input, higher is better
+    finished  False for an output that was cut at its limit, without EOS
+    """
 
     text: str
     score: float
+    finished: bool = True
 
 
 @runtime_checkable

@@ -90,6 +90,15 @@ def test_eval_scores_a_split(workdir):
     assert "### validation, average:2, ema weights" in (workdir / "card.md").read_text(encoding="utf-8")
 
 
+def test_the_doctor_looks_at_a_run(workdir):
+    result = run("eval.py", f"--workdir={workdir}", "--doctor", f"--config.data.cache_directory={workdir}/cache")
+    found = last_json(result)
+    lines = result.stdout.decode().splitlines()[:-1]
+    assert found["ok"]["steps"].startswith("12 of 12 steps") and f"ok         steps: {found['ok']['steps']}" in lines
+    assert found["recipe"] is None and "duplicates" in found["ok"] and "label smoothing" in found["not_known"]
+    assert "it takes no --checkpoint" in mistake("eval.py", f"--workdir={workdir}", "--doctor", "--checkpoint=best")
+
+
 def test_generate_gives_a_line_for_a_line(workdir):
     lines = b"the number seven\r\n\n  \nat noon\xc2\x85still the same line\nno newline at the end"
     result = run(

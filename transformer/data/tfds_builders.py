@@ -108,6 +108,14 @@ def require_features(directory: str, known: Sequence[str], needed: Sequence[str]
             )
 
 
+def is_prepared(directory: str) -> bool:
+    """Whether the data set that ``data.directory`` names is there, so that opening it prepares none."""
+    name = DataSetName.parse(directory)
+    if (as_path(directory) / INFO).exists():
+        return True
+    return name is not None and _prepared(as_path(data_dir()), name) is not None
+
+
 def data_dir() -> str:
     """Where prepared data sets are: ``TFDS_DATA_DIR``, or the package's default."""
     return os.environ.get("TFDS_DATA_DIR") or str(Path.home() / "tensorflow_datasets")
