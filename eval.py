@@ -22,7 +22,6 @@ with --target_language also --hypothesis and --baseline.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
@@ -44,13 +43,15 @@ OVERRIDES = commands.define_overrides()
 
 
 def main() -> int:
-    scores = score_text() if WORKDIR.value is None else score_run(WORKDIR.value)
-    print(json.dumps(scores))
+    if WORKDIR.value is None:
+        score_text()
+    else:
+        score_run(WORKDIR.value)
     return 0
 
 
-def score_text() -> dict[str, Any]:
-    """Scores of text that is there already."""
+def score_text() -> None:
+    """Print scores of text that is there already."""
     if SPLIT.value or TEXT.value or SOURCE.value:
         raise UserError("--split, --text and --source need a model: give --workdir too")
     if not HYPOTHESIS.value or not REFERENCE.value:
@@ -76,11 +77,11 @@ def score_text() -> dict[str, Any]:
     print("\n".join(describe(scores)))
     if language is None:
         print("no bleu_paper: give --target_language for the score as the paper of 2017 counts it")
-    return scores
+    print(json.dumps(scores))
 
 
-def score_run(given: str) -> dict[str, Any]:
-    """Scores of a run's model on a split or on files."""
+def score_run(given: str) -> None:
+    """Print scores of a run's model on a split or on files."""
     if BASELINE.value or TARGET_LANGUAGE.value:
         raise UserError("--baseline and --target_language go with --hypothesis and --reference, without --workdir")
     data: str | dict[str, Path]
@@ -124,9 +125,9 @@ def score_run(given: str) -> dict[str, Any]:
 
         print(f"report in {write(outputs, f'{workdir}: {outputs.stem}', scores)}")
         described = describe(scores)
-    copy_to_bucket(workdir)
-    print("".join(f"{line}\n" for line in described), end="")
-    return scores
+    print("".join(f"{line}\n" for line in described) + json.dumps(scores), flush=True)
+    written = [path for path in outputs.parent.iterdir() if path.name.startswith(f"{outputs.stem}.")]
+    copy_to_bucket(workdir, *(path.relative_to(workdir).as_posix() for path in written))
 
 
 if __name__ == "__main__":
