@@ -24,7 +24,6 @@ with --target_language also --hypothesis and --baseline.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
@@ -48,17 +47,16 @@ OVERRIDES = commands.define_overrides()
 
 def main() -> int:
     if WORKDIR.value is None:
-        result = score_text()
+        score_text()
     elif DOCTOR.value:
-        result = examine_run(WORKDIR.value)
+        print(json.dumps(examine_run(WORKDIR.value)))
     else:
-        result = score_run(WORKDIR.value)
-    print(json.dumps(result))
+        score_run(WORKDIR.value)
     return 0
 
 
-def score_text() -> dict[str, Any]:
-    """Scores of text that is there already."""
+def score_text() -> None:
+    """Print scores of text that is there already."""
     if SPLIT.value or TEXT.value or SOURCE.value or DOCTOR.value:
         raise UserError("--split, --text, --source and --doctor need a run: give --workdir too")
     if not HYPOTHESIS.value or not REFERENCE.value:
@@ -84,11 +82,11 @@ def score_text() -> dict[str, Any]:
     print("\n".join(describe(scores)))
     if language is None:
         print("no bleu_paper: give --target_language for the score as the paper of 2017 counts it")
-    return scores
+    print(json.dumps(scores))
 
 
-def score_run(given: str) -> dict[str, Any]:
-    """Scores of a run's model on a split or on files."""
+def score_run(given: str) -> None:
+    """Print scores of a run's model on a split or on files."""
     if BASELINE.value or TARGET_LANGUAGE.value:
         raise UserError("--baseline and --target_language go with --hypothesis and --reference, without --workdir")
     data: str | dict[str, Path]
@@ -137,9 +135,9 @@ def score_run(given: str) -> dict[str, Any]:
         print(f"report in {write(outputs, f'{workdir}: {outputs.stem}', scores)}")
         described = describe(scores)
     update(workdir)
-    copy_to_bucket(workdir, OUTPUTS, *FILES)
-    print("".join(f"{line}\n" for line in described), end="")
-    return scores
+    print("".join(f"{line}\n" for line in described) + json.dumps(scores), flush=True)
+    written = [path for path in outputs.parent.iterdir() if path.name.startswith(f"{outputs.stem}.")]
+    copy_to_bucket(workdir, *FILES, *(path.relative_to(workdir).as_posix() for path in written))
 
 
 def examine_run(given: str) -> dict[str, Any]:

@@ -26,17 +26,16 @@ DRY_RUN = flags.DEFINE_bool("dry_run", False, "show and check what the run will 
 
 def main() -> int:
     config = commands.read_config(CONFIG)  # before JAX is imported: mistakes show at once
-    from transformer.training.workdir import local_workdir
+    from transformer.training.workdir import local_workdir, training_workdir
 
-    workdir = local_workdir(WORKDIR.value)
     if DRY_RUN.value:
         from transformer.plan.dry_run import dry_run
 
-        return dry_run(config, workdir, commands.config_name(CONFIG))
+        return dry_run(config, local_workdir(WORKDIR.value), commands.config_name(CONFIG))
     from transformer.report.card import update
     from transformer.training.trainer import train
 
-    return train(config, workdir, name=commands.config_name(CONFIG), at_end=update)
+    return train(config, training_workdir(WORKDIR.value), name=commands.config_name(CONFIG), at_end=update)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,7 @@ def test_there_and_back():
         ("data.processes", 0, "must be at least 1"),
         ("data.vocabulary_sample", 0, "must be at least 1"),
         ("data.wait_minutes", -1.0, "must be at least 0"),
+        ("data.cache_directory", "gs://bucket/cache", "must be on local disk"),
         ("training.weight_decay", 0.1, "does nothing under adam; use adamw"),
         ("training.preempted_exit_code", 0, "must lie in 1 to 255"),
         ("training.learning_rate", 0.0, "must be above 0"),

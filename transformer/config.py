@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 from ml_collections import config_dict
 
-from transformer.paths import as_path
+from transformer.paths import as_path, is_remote
 from transformer.types import UserError, nearest, one_of
 
 CONFIG_VERSION = 5
@@ -525,6 +525,11 @@ def check(config: Config) -> None:
         raise UserError(f"data.cleaning_max_ratio={data.cleaning_max_ratio} must be at least 1")
     if data.processes is not None:
         _at_least("data.processes", data.processes, 1)
+    if data.cache_directory is not None and is_remote(data.cache_directory):
+        raise UserError(
+            f"data.cache_directory={data.cache_directory} must be on local disk, for tokenised text is mapped into "
+            "memory; leave it out, or give a folder there"
+        )
     if data.wait_minutes < 0:
         raise UserError(f"data.wait_minutes={data.wait_minutes} must be at least 0")
     if data.train_weights and len(data.train_weights) != len(data.train):

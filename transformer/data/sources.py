@@ -462,7 +462,7 @@ def writing_cache(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write {path}: {error.strerror}; set data.cache_directory to a folder on a disk with room"
+            f"cannot write {path}: {error.strerror or error}; set data.cache_directory to a folder on a disk with room"
         ) from error
 
 
@@ -496,7 +496,7 @@ def reading(path: Path) -> Iterator[None]:
     except tarfile.TarError as error:
         raise UserError(f"{path}: not a whole tar archive ({error})") from error
     except OSError as error:
-        raise UserError(f"{error.filename or path}: {error.strerror}") from error
+        raise UserError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
 def existing_file(path: Path) -> Path | None:

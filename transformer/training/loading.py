@@ -13,6 +13,7 @@ import jax
 
 from transformer.config import Config
 from transformer.data.labeled_text import LABELS_NAME
+from transformer.paths import reaching
 from transformer.tasks import check_training, make_task
 from transformer.training.checkpoints import Checkpoints
 from transformer.training.partitioning import unbox
@@ -64,7 +65,8 @@ def load(
     workdir = local_workdir(workdir)
     config = config or read_config(workdir)
     task = make_task(config, workdir)
-    params, description = read_params(workdir, config, task, checkpoint, weights)
+    with reaching(checkpoints_folder(workdir)):
+        params, description = read_params(workdir, config, task, checkpoint, weights)
 
     def predict(lines: Sequence[str]) -> list[str]:
         return task.predict(params, lines)

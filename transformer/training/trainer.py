@@ -15,6 +15,7 @@ import numpy as np
 
 from transformer.config import Config
 from transformer.data.pipeline import prefetch
+from transformer.paths import reaching
 from transformer.progress import progress
 from transformer.tasks import check_training
 from transformer.training import workdir as workdirs
@@ -62,8 +63,14 @@ def train(
     select_platform(config.mesh.platform)
     mesh = make_mesh(config.mesh)
     rules = nn.logical_axis_rules(LOGICAL_AXES)
-    with workdirs.opened(workdir, config), jax.set_mesh(mesh), rules, StopSignals() as signals:
-        trainer = Trainer(config, workdir, mesh, signals)
+    bucket = reaching(workdirs.checkpoints_folder(workdir))
+    with bucket, workdirs.opened(workdir, config), jax.set_mesh(mesh), rules, StopSignals() as signals:
+        try:
+            with signals.interruptible():  # fetching data may take hours, and there is nothing to save
+                trainer = Trainer(config, workdir, mesh, signals)
+        except Preempted:
+            logger.info("ended before the first step")
+            return config.training.preempted_exit_code
         try:
             with trainer.open_session(name, since):
                 return trainer.run()
