@@ -49,7 +49,7 @@ def main() -> int:
     if WORKDIR.value is None:
         score_text()
     elif DOCTOR.value:
-        print(json.dumps(examine_run(WORKDIR.value)))
+        examine_run(WORKDIR.value)
     else:
         score_run(WORKDIR.value)
     return 0
@@ -140,8 +140,8 @@ def score_run(given: str) -> None:
     copy_to_bucket(workdir, *FILES, *(path.relative_to(workdir).as_posix() for path in written))
 
 
-def examine_run(given: str) -> dict[str, Any]:
-    """What the doctor finds in a run; nothing is trained or translated for it."""
+def examine_run(given: str) -> None:
+    """Print what the doctor finds in a run; nothing is trained or translated for it."""
     others = (SPLIT, CHECKPOINT, WEIGHTS, TEXT, SOURCE, REFERENCE, HYPOTHESIS, BASELINE, TARGET_LANGUAGE)
     present = [f"--{flag.name}" for flag in others if flags.FLAGS[flag.name].present]
     if present:
@@ -156,7 +156,7 @@ def examine_run(given: str) -> dict[str, Any]:
         for module in (wmt14_en_de, wmt14_en_fr)
         for variant in module.PUBLISHED
     }
-    return examine(workdir, commands.override(read_config(workdir), OVERRIDES), recipes)
+    print(json.dumps(examine(workdir, commands.override(read_config(workdir), OVERRIDES), recipes)))
 
 
 if __name__ == "__main__":
