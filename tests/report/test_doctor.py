@@ -22,11 +22,12 @@ from transformer.config import (
     to_json,
 )
 from transformer.data.sources import PairList, read_pairs
+from transformer.data.tfds_builders import is_prepared
 from transformer.data.tokenizer import CharacterTokenizer, load_tokenizers
 from transformer.evaluation.moses import paper_tokens
 from transformer.evaluation.text_scores import full_score
 from transformer.report import scores as records
-from transformer.report.doctor import CHECKS, LOOK_HERE, NOT_KNOWN, OK, diagnose, examine
+from transformer.report.doctor import CHECKS, LOOK_HERE, NOT_KNOWN, OK, diagnose, examine, language_of
 from transformer.report.doctor_facts import (
     Overlap,
     _Search,
@@ -299,6 +300,8 @@ def swapped(pairs):
 FAULTY_TRAINING = {
     "swapped": (swapped(TRAINING), {}, {"direction"}),
     "pairs twice": (TRAINING + TRAINING[:150], {}, {"duplicates"}),
+    "two test pairs": (TRAINING + TEST[:2], {}, {"overlap"}),
+    "two test sources": (TRAINING + [(source, target + "!") for source, target in TEST[:2]], {}, set()),
     "test pairs": (TRAINING + TEST[:5], {}, {"overlap"}),
     "test sources": (TRAINING + [(source, target + "!") for source, target in TEST[:5]], {}, {"overlap"}),
     "copies": (TRAINING + [(source + "!", source + "!") for source, _ in TRAINING[:30]], {}, {"copies"}),
@@ -476,8 +479,14 @@ def test_a_data_set_that_is_not_prepared_is_not_fetched(workdir, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(workdir.parent))
     config = read_config(workdir)
     data = dataclasses.replace(config.data, source="tfds", directory="wmt14_translate/de-en")
-    found = gather(workdir, dataclasses.replace(config, data=data), {})
+    assert not is_prepared("wmt14_translate/de-en")
+    found = gather(workdir, dataclasses.replace(config, data=data), RECIPES)
     assert "wmt14_translate/de-en is not prepared in TFDS_DATA_DIR" in diagnose(found)["duplicates"].found
+    assert found.recipe.name.startswith("wmt14_en_de.py:")
+    folder = workdir.parent / "wmt14_translate" / "de-en" / "1.0.0"
+    folder.mkdir(parents=True)
+    (folder / "dataset_info.json").write_text("{}")
+    assert is_prepared("wmt14_translate/de-en") and is_prepared(str(folder))
 
 
 def test_translations_of_files(workdir):
@@ -499,6 +508,7 @@ def test_the_validation_split_is_no_fault_of_itself(workdir):
 def test_unknown_languages_and_little_text_are_not_judged(facts):
     czech = dataclasses.replace(facts.config.data, source_language="cs", target_language="ru")
     assert not_known(facts._replace(config=dataclasses.replace(facts.config, data=czech))) >= {"direction"}
+    assert language_of(look_at_lines(side for pair in TRAINING for side in pair)) is None
     few = look_at_lines(["ja."])
     little = facts._replace(
         test=facts.test._replace(writing=(few, few)),
