@@ -30,6 +30,7 @@ class Storage:
         self.sessions: dict[str, tuple[str, bytes]] = {}  # uploads in several parts
         self.generations = itertools.count(1)
         self.lock = threading.Lock()
+        self.read_only = False
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -55,6 +56,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path, query = self._parsed()
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with self.storage.lock:
+            if self.storage.read_only:
+                self._json(403, {"error": {"code": 403, "message": "no storage.objects.create"}})
+                return
             if "/rewriteTo/" in path:
                 source, target = (self._object(part) for part in path.split("/rewriteTo", 1))
                 self._put(target, self.storage.objects[source].content)
@@ -185,9 +189,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def served() -> Iterator[str]:
-    """The address of a storage service whose one bucket is ``gs://bucket``, and empty."""
-    handler = type("BucketHandler", (Handler,), {"storage": Storage()})
+def served(storage: Storage) -> Iterator[str]:
+    """The address of a storage service whose one bucket is ``gs://bucket``."""
+    handler = type("BucketHandler", (Handler,), {"storage": storage})
     server = http.server.ThreadingHTTPServer(("localhost", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

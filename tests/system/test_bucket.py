@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.system.scripts import ROOT, TRAIN, last_json
-from tests.system.storage_server import served
+from tests.system.storage_server import Storage, served
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,8 +21,13 @@ pytestmark = [
 
 
 @pytest.fixture
-def server():
-    with served() as address:
+def storage():
+    return Storage()
+
+
+@pytest.fixture
+def server(storage):
+    with served(storage) as address:
         yield address
 
 
@@ -43,7 +48,7 @@ def run(script: str, *flags: str, server: str, cache: str, code: int = 0) -> sub
     return result
 
 
-def test_a_run_goes_on_from_its_bucket(server, tmp_path):
+def test_a_run_goes_on_from_its_bucket(storage, server, tmp_path):
     workdir = "--workdir=gs://bucket/runs/a"
     first, second = (str(tmp_path / name) for name in ("first", "second"))
     run("train.py", *TRAIN, workdir, "--config.training.num_steps=8", server=server, cache=first)
@@ -52,6 +57,17 @@ def test_a_run_goes_on_from_its_bucket(server, tmp_path):
     found = run("eval.py", workdir, "--split=test", "--checkpoint=average:2", server=server, cache=first)
     scores = last_json(found)
     assert scores["steps"] == [8, 12] and scores["num_examples"] == 1_000
+    outputs = {name for name in storage.objects if name.startswith("runs/a/outputs/")}
+    assert "runs/a/outputs/test.average-2.raw.txt" in outputs
+
+    storage.read_only = True
+    found = run("eval.py", workdir, "--split=test", "--checkpoint=12", server=server, cache=first)
+    assert last_json(found)["steps"] == [12]
+    errors = found.stderr.decode()
+    assert "were not copied to the bucket and stay there: gs://bucket/runs/a cannot be reached: Forbidden" in errors
+    flags = (*TRAIN, workdir, "--config.training.num_steps=16")
+    errors = run("train.py", *flags, server=server, cache=first, code=2).stderr.decode()
+    assert "error: gs://bucket/runs/a cannot be reached: Forbidden" in errors and "Traceback" not in errors
 
     alone = f"--workdir={tmp_path / 'alone'}"
     run("train.py", *TRAIN, alone, server=server, cache=first)
