@@ -9,6 +9,7 @@ import functools
 import gzip
 import hashlib
 import logging
+import lzma
 import os
 import re
 import tarfile
@@ -401,7 +402,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """The lines of a UTF-8 text file, or of ``path.gz`` where there is no ``path``: see :func:`decode_lines`.
 
     The path may lead through a tar archive. Of ``.sgm`` files, in which test sets of WMT come, the lines are the
-    segments; their entities stay as they are, as sacreBLEU and TFDS leave them.
+    segments as sacreBLEU reads them: white space becomes one space, entities stay as they are.
 
     Raises:
       UserError: at the call, if there is no such file; while reading, if it cannot be read or is not UTF-8.
@@ -481,22 +482,22 @@ def _segments(lines: Iterable[str], path: Path) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
         found = SEGMENT.search(line)
         if found:
-            yield found[1].strip()
+            yield " ".join(found[1].split())
         elif "<seg" in line.lower():
             raise UserError(f"{path}:{number}: a segment does not end in its line")
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with a file, a gzip file or an archive into a ``UserError`` with its name."""
+    """Turn what goes wrong with a file, a compressed file or an archive into a ``UserError`` with its name."""
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: not a whole gzip file ({error})") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+        raise UserError(f"{path}: not a whole compressed file ({error})") from error
     except tarfile.TarError as error:
         raise UserError(f"{path}: not a whole tar archive ({error})") from error
     except OSError as error:
-        raise UserError(f"{error.filename or path}: {error.strerror}") from error
+        raise UserError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
 def existing_file(path: Path) -> Path | None:
