@@ -12,12 +12,11 @@ A pair that several rules leave out counts under the first, in this order.
 
 import array
 import hashlib
+import io
 import json
 import logging
 import math
-import os
 import re
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from itertools import compress
@@ -28,6 +27,7 @@ import numpy as np
 
 from transformer.config import DataConfig
 from transformer.data.sources import ParallelSource, cache_folder, writing_cache
+from transformer.paths import write_bytes
 from transformer.progress import progress
 from transformer.types import UserError
 
@@ -171,12 +171,11 @@ PAIR_RULES: dict[str, Callable[[str, str, float], bool]] = {
 
 
 def _save(path: Path, outcome: Outcome) -> None:
-    """Whole or not at all."""
     kept, counts = outcome
+    content = io.BytesIO()
+    np.savez(content, kept=np.packbits(kept), size=len(kept), names=list(counts), counts=list(counts.values()))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".partial", delete=False) as file:
-        np.savez(file, kept=np.packbits(kept), size=len(kept), names=list(counts), counts=list(counts.values()))
-    os.replace(file.name, path)
+    write_bytes(path, content.getvalue())
 
 
 def _load(path: Path) -> Outcome | None:
@@ -185,5 +184,5 @@ def _load(path: Path) -> Outcome | None:
         with np.load(path) as saved:
             kept = np.unpackbits(saved["kept"], count=int(saved["size"])).astype(bool)
             return Outcome(kept, dict(zip(saved["names"].tolist(), saved["counts"].tolist(), strict=True)))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None

@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional, Protocol, runtime_checkable
@@ -20,7 +19,8 @@ import sentencepiece
 
 from transformer.config import DataConfig
 from transformer.data.documents import DocumentSource
-from transformer.data.sources import ParallelSource, cache_folder
+from transformer.data.sources import ParallelSource, cache_folder, writing_cache
+from transformer.paths import write_bytes
 from transformer.progress import progress
 from transformer.types import UserError
 
@@ -98,7 +98,9 @@ class SavedTokenizer(Tokenizer):
         return [self.encode(line) for line in lines]
 
     def save(self, folder: str | os.PathLike[str], name: str) -> None:
-        _write(Path(folder) / name, self.content)
+        path = Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, self.content)
 
 
 class SentencePieceTokenizer(SavedTokenizer):
@@ -468,7 +470,8 @@ def _learn_or_reuse(config: DataConfig, text: _Text) -> SavedTokenizer:
     groups = _sample(groups, size, config.vocabulary_sample)
     lines = (line for group in groups for line in group)
     tokenizer = train_sentencepiece(lines, config.tokenizer_model, config.vocab_size)
-    tokenizer.save(path.parent, path.name)
+    with writing_cache(path):
+        tokenizer.save(path.parent, path.name)
     return tokenizer
 
 
@@ -514,19 +517,3 @@ def _read(path: str | os.PathLike[str]) -> bytes:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
         raise UserError(f"cannot read the tokenizer {path}: {error.strerror}") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
