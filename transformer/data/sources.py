@@ -24,6 +24,7 @@ import numpy as np
 from transformer.config import DataConfig
 from transformer.data import archives
 from transformer.paths import user_cache
+from transformer.progress import progress
 from transformer.types import UserError, one_of
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -81,6 +82,8 @@ class TextFiles:
     files in the directory. Files are looked for when they are first needed. A subclass says which files belong to a
     stem, what examples they hold, and how a digest is made of examples.
     """
+
+    _unit = "document"  # what an example is
 
     def __init__(self, config: DataConfig, seed: int):
         self._config = config
@@ -165,11 +168,12 @@ class TextFiles:
     def _scan(self, split: str) -> tuple[str, np.ndarray]:
         """The fingerprint of a split and the number of examples of each stem: the files are read once for both."""
         if split not in self._scans:
-            logger.info("reading the text of the %s split", split)
             sizes = np.zeros(len(self._stems(split)), np.int64)
+            name = f"reading the text of the {split} split"
+            logger.info(name)
 
             def examples() -> Iterator[Any]:
-                for stem, example in self._numbered(split):
+                for stem, example in progress(self._numbered(split), name, None, self._unit):
                     sizes[stem] += 1
                     yield example
 
@@ -203,6 +207,8 @@ class FileSource(TextFiles):
     (or ``de-en``), then the test sets ``STEM-ende-src.en.sgm`` and ``STEM-ende-ref.de.sgm`` (or ``deen``, or neither),
     of which source and reference may change places. What lies in archives comes after what lies in the directory.
     """
+
+    _unit = "pair"
 
     def __init__(self, config: DataConfig, seed: int):
         self._languages = (config.source_language, config.target_language)

@@ -19,6 +19,7 @@ import sentencepiece
 
 from transformer.config import DataConfig
 from transformer.data.documents import DocumentSource
+from transformer.data.processes import cores
 from transformer.data.sources import ParallelSource, cache_folder, writing_cache
 from transformer.paths import write_bytes
 from transformer.progress import progress
@@ -391,6 +392,7 @@ def make_tokenizer(config: DataConfig, source: DocumentSource) -> Tokenizer:
         name=lambda: f"{source.fingerprint_of('train')} lines",
         size=lambda: sum(document.count("\n") + 1 for document in source.documents("train")),
         groups=lambda: ((line,) for document in source.documents("train") for line in document.split("\n")),
+        unit="line",
     )
     return _with_extra_ids(config, _learn_or_reuse(config, text))
 
@@ -425,11 +427,13 @@ class _Text(NamedTuple):
     name: what tells this text from any other
     size: how many groups there are
     groups: lines that are taken or left out together
+    unit: what a group is
     """
 
     name: Callable[[], str]
     size: Callable[[], int]
     groups: Callable[[], Iterator[Lines]]
+    unit: str
 
 
 def _of_pairs(config: DataConfig, source: ParallelSource, sides: tuple[int, ...]) -> Tokenizer:
@@ -438,6 +442,7 @@ def _of_pairs(config: DataConfig, source: ParallelSource, sides: tuple[int, ...]
         name=lambda: f"{source.fingerprint_of('train')} {sides}",
         size=lambda: source.size("train"),
         groups=lambda: (tuple(pair[side] for side in sides) for pair in source.pairs("train")),
+        unit="pair" if len(sides) == 2 else "line",
     )
     return _with_extra_ids(config, _learn_or_reuse(config, text))
 
@@ -452,7 +457,7 @@ def _learn_or_reuse(config: DataConfig, text: _Text) -> SavedTokenizer:
         return ByteTokenizer()
     if config.tokenizer_model == "character":
         characters = {"\n"}
-        for group in progress(text.groups(), "reading text for the vocabulary", text.size()):
+        for group in progress(text.groups(), "reading text for the vocabulary", text.size(), text.unit):
             characters.update(*group)
         return CharacterTokenizer(characters)
     settings = (
@@ -466,7 +471,7 @@ def _learn_or_reuse(config: DataConfig, text: _Text) -> SavedTokenizer:
         return SentencePieceTokenizer.load(path)
     logger.info("learning a vocabulary of %d pieces (%s)", config.vocab_size, config.tokenizer_model)
     size = text.size()
-    groups = progress(text.groups(), "reading text for the vocabulary", size)
+    groups = progress(text.groups(), "reading text for the vocabulary", size, text.unit)
     groups = _sample(groups, size, config.vocabulary_sample)
     lines = (line for group in groups for line in group)
     tokenizer = train_sentencepiece(lines, config.tokenizer_model, config.vocab_size)
@@ -500,11 +505,6 @@ def _training_error(error: RuntimeError, vocab_size: int, num_lines: int) -> Use
             f"use at least {least[1]}"
         )
     return UserError(f"data.vocab_size={vocab_size}: SentencePiece could not learn a vocabulary: {message}")
-
-
-def cores() -> int:
-    """The processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def digest(content: bytes) -> str:
