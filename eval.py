@@ -17,8 +17,8 @@ bits_per_byte, accuracy, f1 and others. Scores of text are printed before it wit
 get a page beside the outputs, in WORKDIR/outputs. What was scored is then in the experiment card, WORKDIR/card.md, too.
 Settings of decoding and evaluation can be changed: --config.decoding.beam_size=8, --config.evaluation.stride=64; of
 images their resolution, --config.data.image_size=384.
-Where a run's data were tokenised for Moses, --config.decoding.detokenize makes its outputs text, for raw references;
-with --target_language also --hypothesis and --baseline.
+Where a run's data were tokenised for Moses, --config.decoding.detokenize makes its outputs text, for raw references in
+a file (those of a split it makes text too); with --target_language also --hypothesis and --baseline.
 """
 
 import json

@@ -4,8 +4,9 @@
         [--tokenizer_model=bpe] [--plan_millions=36]
 
 The corpus is made up: sentences of words that were invented from syllables, so frequent as in Zipf's law, as long as
-sentences are (log-normal, 24 words on average), each target a word for each source word in an order that is moved
-about. It is written to DIR/corpus, then cleaned, learnt from and tokenised as training does it. Peak memory is the
+sentences are (log-normal, 24 words on average), each target a word for most source words in an order that is moved
+about. Of each hundred pairs seven break a rule of cleaning; that it left out just these is checked. The corpus is
+written to DIR/corpus, then cleaned, learnt from and tokenised as training does it. Peak memory is the
 resident memory of this process and all that it starts, looked at every tenth of a second: pages that they share count
 for each. The last part lays out batches for the lengths of a corpus that is not there (--plan_millions; 0: none).
 """
@@ -31,6 +32,19 @@ from transformer.data.tokenizer import make_tokenizers
 
 WORDS = 400_000  # of each language
 WORDS_A_SENTENCE, SPREAD = 24, 0.6  # the mean, and the standard deviation of the logarithm
+LEAST_WORDS, MOST_WORDS = 5, 175  # sentences of fewer words would be the same by chance
+MAX_RATIO = 1.5
+FIRST_PAIRS = 10  # that come again
+PLANTED = {
+    10: "empty",
+    20: "non_printing",
+    30: "max_words",
+    40: "max_ratio",
+    50: "identical",
+    60: "duplicates",
+    70: "duplicates",
+}
+"""Place in a hundred pairs -> the rule of cleaning that the pair there breaks."""
 PAIRS_AT_A_TIME = 50_000
 SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -65,8 +79,8 @@ def main() -> None:
         tokenizer_model=flags.tokenizer_model,
         processes=flags.processes,
         cleaning=("empty", "non_printing", "identical", "duplicates"),
-        cleaning_max_words=175,
-        cleaning_max_ratio=1.5,
+        cleaning_max_words=MOST_WORDS,
+        cleaning_max_ratio=MAX_RATIO,
     )
     parts: list[Part] = []
     with part(parts, "write the corpus", 2 * num_pairs):
@@ -76,6 +90,9 @@ def main() -> None:
         source.fingerprint_of("train")
     with part(parts, "clean", 2 * num_pairs):
         kept = source.size("train")
+    bad = sum(len(range(place, num_pairs, 100)) for place in PLANTED)
+    if kept != num_pairs - bad:
+        raise SystemExit(f"cleaning left {kept:,} of {num_pairs:,} pairs, of which {bad:,} break a rule")
     with part(parts, "vocabulary", 2 * min(kept, config.vocabulary_sample)):
         tokenizers = make_tokenizers(config, source)
     with part(parts, "store", 2 * kept):
@@ -109,29 +126,51 @@ def main() -> None:
 
 def write_corpus(folder: Path, num_pairs: int) -> None:
     """``train.en`` and ``train.de``, unless they are there with that many pairs."""
-    done = folder / "pairs.txt"
-    if done.exists() and done.read_text() == str(num_pairs):
+    done, what = folder / "pairs.txt", f"{num_pairs} pairs with {PLANTED}"
+    if done.exists() and done.read_text() == what:
         return
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     vocabularies = [make_words(rng, WORDS) for _ in range(2)]
     weights = np.cumsum(1 / (np.arange(WORDS) + 2.7))  # Zipf's law with Mandelbrot's shift
     weights /= weights[-1]
+    pairs: list[tuple[str, str]] = []
     with open(folder / "train.en", "w") as source_file, open(folder / "train.de", "w") as target_file:
         for start in range(0, num_pairs, PAIRS_AT_A_TIME):
             number = min(PAIRS_AT_A_TIME, num_pairs - start)
             mean = np.log(WORDS_A_SENTENCE) - SPREAD**2 / 2
-            lengths = np.clip(rng.lognormal(mean, SPREAD, number).astype(int), 1, 250)
+            lengths = np.clip(rng.lognormal(mean, SPREAD, number).astype(int), LEAST_WORDS, MOST_WORDS)
+            target_lengths = lengths - rng.integers(0, lengths // 4 + 1)
             words = np.searchsorted(weights, rng.random(lengths.sum()))
             ends = np.cumsum(lengths)
             sentences = np.repeat(np.arange(number), lengths)
             moved = np.lexsort((np.arange(len(words)) + 3 * rng.random(len(words)), sentences))
-            sides = zip((source_file, target_file), vocabularies, (words, words[moved]), strict=True)
-            for file, vocabulary, order in sides:
-                texts = vocabulary[order]
-                for end, length in zip(ends, lengths, strict=True):
-                    file.write(" ".join(texts[end - length : end]) + ".\n")
-    done.write_text(str(num_pairs))
+            source_words, target_words = vocabularies[0][words], vocabularies[1][words[moved]]
+            for place, first in enumerate(ends - lengths):
+                source = " ".join(source_words[first : first + lengths[place]]) + "."
+                target = " ".join(target_words[first : first + target_lengths[place]]) + "."
+                pairs.append((source, target))
+                rule = PLANTED.get((start + place) % 100)
+                if rule is not None:
+                    pairs[-1] = faulty(rule, pairs, start + place)
+                source_file.write(pairs[-1][0] + "\n")
+                target_file.write(pairs[-1][1] + "\n")
+            del pairs[FIRST_PAIRS:]
+    done.write_text(what)
+
+
+def faulty(rule: str, pairs: list[tuple[str, str]], number: int) -> tuple[str, str]:
+    """What the last of some pairs becomes in order to break a rule of cleaning, and none that comes before it."""
+    source, target = pairs[-1]
+    if rule == "duplicates":  # of one near and of one far away, in turns
+        return pairs[-2] if number // 100 % 2 else pairs[number // 100 % FIRST_PAIRS]
+    return {
+        "empty": (source, ""),
+        "non_printing": (source, f"{target}\x07"),
+        "max_words": (" ".join([source] * (MOST_WORDS // len(source.split()) + 1)), target),
+        "max_ratio": (source, target.split()[0]),
+        "identical": (source, source),
+    }[rule]
 
 
 def make_words(rng: np.random.Generator, number: int) -> np.ndarray:

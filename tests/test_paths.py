@@ -83,3 +83,17 @@ def test_the_user_s_cache(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert paths.user_cache() == tmp_path / "home" / ".cache" / "transformer"
+
+
+def test_a_file_is_written_whole_or_not_at_all_and_for_everybody(tmp_path, monkeypatch):
+    path = tmp_path / "a.bin"
+    paths.write_bytes(path, b"old")
+    assert path.stat().st_mode & 0o777 == 0o644
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(paths.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        paths.write_bytes(path, b"new")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

@@ -226,7 +226,8 @@ class DecodingConfig:
     min_p: float = 0.0  # sample: only pieces with at least this share of the likeliest one's probability
     repetition_penalty: float = 1.0  # decoder_only: a piece that has occurred gets a logit so many times as bad
     stop: tuple[str, ...] = ()  # decoder_only: an output ends before the first of these strings
-    # translation: the data are Moses' tokens; outputs become text, by the rules of data.target_language
+    # translation: the data are Moses' tokens; outputs become text, by the rules of data.target_language, and so do the
+    # references of a split
     detokenize: bool = False
     tokens_per_batch: int = 4_096  # source positions decoded at a time
 

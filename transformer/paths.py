@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -128,16 +129,27 @@ def modified(path: AnyPath) -> float:
 
 
 def write_text(path: AnyPath, text: str) -> None:
+    """Write a file of UTF-8, whole or not at all, and bring it to the disk."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: AnyPath, content: bytes) -> None:
     """Write a file, whole or not at all, and bring it to the disk."""
     if is_remote(path):
-        path.write_text(text)
+        path.write_bytes(content)
         return
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # others may write the same
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    # Others may write the same, on hosts where they have the same process id.
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
     sync(path.parent)
 
 

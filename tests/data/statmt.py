@@ -67,7 +67,8 @@ def members(language: str, corpora: Mapping[str, Pairs]) -> dict[str, dict[str, 
 
 def write_archive(path: Path, files: Mapping[str, bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w") as tar:
+    compression = path.suffix.removeprefix(".").removeprefix("t")
+    with tarfile.open(path, f"w:{compression}" if compression in ("gz", "bz2", "xz") else "w") as tar:
         for name, content in files.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(content)

@@ -5,7 +5,9 @@ import gzip
 import io
 import tarfile
 
+import numpy as np
 import pytest
+from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
 from tests.data import statmt
 from transformer.config import DataConfig
@@ -118,13 +120,38 @@ def test_damaged_archives_are_named(folder, share):
     assert message.startswith(f"{path}/dev/newstest2013.en: not a whole tar archive")
 
 
+@pytest.mark.parametrize("ending", ["tar.gz", "tar.bz2", "tar.xz"])
+def test_one_wrong_bit_in_an_archive_is_found_or_does_no_harm(tmp_path, ending):
+    rng = np.random.default_rng(0)
+    words = [f"{number:x}" for number in rng.integers(16**5, size=6_000)]
+    lines = [" ".join(words[start : start + 10]) for start in range(0, len(words), 10)]
+    text = statmt.text(lines)
+    whole = statmt.write_archive(tmp_path / f"whole.{ending}", {"train.en": text, "train.de": text}).read_bytes()
+    harmless = 0
+    for place in rng.integers(8 * len(whole), size=40):
+        content = bytearray(whole)
+        content[place // 8] ^= 1 << (place % 8)
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        (folder / f"a.{ending}").write_bytes(content)
+        source = make_source(DataConfig(source="files", directory=str(folder)), 0)
+        try:
+            assert list(source.pairs("train")) == [(line, line) for line in lines]
+            harmless += 1
+        except UserError as error:
+            assert str(folder) in str(error)
+    assert harmless < 5  # such as in the date of the archive
+
+
 def test_test_sets_are_read_as_sacrebleu_reads_them(tmp_path):
-    lines = ["a &quot;b&quot;  c", "", "  spaces  ", "<seg id='x'> inside", "last"]
+    lines = ["a &quot;b&quot;  c", "", "  spaces  ", "<seg id='x'> inside", "a\u00a0b\tc \u2003d"]
     (tmp_path / "t-src.en.sgm").write_bytes(statmt.sgm(lines, "srcset", "en", "fr"))
     with gzip.open(tmp_path / "t-ref.fr.sgm.gz", "wb") as file:
         file.write(statmt.sgm(["1", "2", "3", "4", "5"], "refset", "en", "fr"))
     pairs = list(make_source(config(tmp_path, train=("t",)), 0).pairs("train"))
-    assert pairs == [(line.strip(), str(n)) for n, line in enumerate(lines, start=1)]
+    FakeSGMLDataset._convert_format(FakeSGMLDataset, str(tmp_path / "t-src.en.sgm"), str(tmp_path / "theirs.en"))
+    theirs = (tmp_path / "theirs.en").read_text().removesuffix("\n").split("\n")
+    assert pairs == [(line, str(n)) for n, line in enumerate(theirs, start=1)] and "a b c d" in theirs
     (tmp_path / "t-src.en.sgm").write_text('<doc>\n<seg id="1">cut\nhere</seg>\n')
     assert f"{tmp_path}/t-src.en.sgm:2: a segment does not end in its line" in user_error(
         make_source(config(tmp_path, train=("t",)), 0).size, "train"

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer.config import DataConfig
+from transformer.data import processes as shared
 from transformer.data.cleaning import CleanedSource, clean, rules_of
 from transformer.data.sources import PairList, make_source
 from transformer.types import UserError
@@ -48,10 +49,12 @@ def naive(pairs, config):
     return kept, counts
 
 
-@given(st.lists(st.tuples(WORDS, WORDS), max_size=29))
-def test_the_rules_are_those_of_their_words(pairs):
+@given(st.lists(st.tuples(WORDS, WORDS), max_size=29), st.integers(1, 31))
+def test_the_rules_are_those_of_their_words(pairs, chunk):
     pairs = [(" ".join(source), " ".join(target)) for source, target in pairs]
-    kept, counts = clean(iter(pairs), rules_of(CONFIG))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "PAIRS_PER_CHUNK", chunk)
+        kept, counts = clean(iter(pairs), rules_of(CONFIG))
     expected, expected_counts = naive(pairs, CONFIG)
     assert [pair for pair, stays in zip(pairs, kept, strict=True) if stays] == expected
     assert counts == expected_counts and sum(counts.values()) + kept.sum() == len(pairs)
@@ -133,10 +136,12 @@ def test_the_fingerprint_is_of_the_pairs_and_the_rules(config):
     assert CleanedSource(PairList(PAIRS), in_other_order).fingerprint_of("train") == sources[0].fingerprint_of("train")
 
 
-def test_a_damaged_outcome_is_found_again(config, tmp_path):
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.9])
+def test_a_damaged_outcome_is_found_again(config, tmp_path, share):
     assert CleanedSource(PairList(PAIRS), config).size("train") == 2
     [path] = (tmp_path / "cleaning").iterdir()
-    path.write_bytes(path.read_bytes()[:-30])
+    assert path.stat().st_mode & 0o777 == 0o644  # the cache may be shared
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     assert CleanedSource(PairList(PAIRS), config).size("train") == 2
 
 
@@ -163,6 +168,19 @@ def test_the_source_of_a_config_is_cleaned(tmp_path):
     )
     assert source.size("train") == 8 and source.size("validation") == 5
     np.testing.assert_array_equal(source.repeats("train"), [1] * 4 + [3] * 4)
+
+
+def test_several_processes_find_what_one_finds(config, monkeypatch):
+    """Duplicates in other chunks too."""
+    bad = [("", "a"), ("a\x07", "b"), ("a b c d e f", "a b c d"), ("a b c", "d"), ("a", "a")]
+    pairs = [bad[n] if n < len(bad) else (str(n), str(-n)) for n in np.random.default_rng(0).integers(0, 200, 700)]
+    expected = clean(iter(pairs), rules_of(CONFIG))
+    assert all(count > 1 for count in expected.counts.values())
+    monkeypatch.setattr(shared, "PAIRS_PER_CHUNK", 101)
+    monkeypatch.setattr(shared, "EXAMPLES_PER_PROCESS", 30)
+    found = CleanedSource(PairList(pairs), dataclasses.replace(config, processes=2))._outcome()
+    np.testing.assert_array_equal(found.kept, expected.kept)
+    assert found.counts == expected.counts
 
 
 def test_many_duplicates_are_told_apart():

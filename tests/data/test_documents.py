@@ -478,9 +478,9 @@ def test_a_document_of_one_token_scores_nothing_where_nothing_stands_before_it()
 
 
 def test_a_store_gives_documents_back(tmp_path, monkeypatch):
-    from transformer.data import store as stores
+    from transformer.data import processes
 
-    monkeypatch.setattr(stores, "CHARACTERS_PER_CHUNK", 10)
+    monkeypatch.setattr(processes, "CHARACTERS_PER_CHUNK", 10)
     texts = [AWKWARD, "a" * 1_001, "b\nc"]
     tokenizer = ByteTokenizer()
     for _ in range(2):  # made, then found

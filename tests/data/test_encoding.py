@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from transformer.data import encoding, store
+from transformer.data import processes as shared
 from transformer.data.encoding import encode, encode_all
 from transformer.data.sources import PairList
 from transformer.data.store import open_store
@@ -26,8 +26,8 @@ def chunks(size):
 
 
 def test_the_store_is_the_same_to_the_byte(tokenizers, tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "PAIRS_PER_CHUNK", 17)
-    monkeypatch.setattr(store, "PAIRS_PER_PROCESS", 100)
+    monkeypatch.setattr(shared, "PAIRS_PER_CHUNK", 17)
+    monkeypatch.setattr(shared, "EXAMPLES_PER_PROCESS", 100)
     folders = [tmp_path / str(processes) for processes in (1, 2)]
     for folder, processes in zip(folders, (1, 2), strict=True):
         assert len(open_store(PairList(PAIRS), "train", tokenizers, folder, processes)) == len(PAIRS)
@@ -37,7 +37,7 @@ def test_the_store_is_the_same_to_the_byte(tokenizers, tmp_path, monkeypatch):
 
 def test_a_process_that_is_killed(tokenizers, monkeypatch):
     found = encode_all(chunks(7), (Deadly(), ByteTokenizer()), 2)
-    with pytest.raises(UserError, match=r"one of the 2 processes .* was killed.*data\.processes"):
+    with pytest.raises(UserError, match=r"one of the 2 processes that tokenise ended early: killed.*data\.processes"):
         list(found)
 
 
@@ -67,6 +67,6 @@ def test_no_more_is_read_ahead_than_is_worked_on_and_errors_come_out(tokenizers)
     with pytest.raises(UserError, match="line 301 is bad"):
         for sides in found:
             done += 1
-            assert read <= done + encoding.CHUNKS_AHEAD * 2
+            assert read <= done + shared.CHUNKS_AHEAD * 2
             assert [len(side.ends) for side in sides] == [31, 31]
-    assert read == 10 and done == 10 - encoding.CHUNKS_AHEAD * 2
+    assert read == 10 and done == 10 - shared.CHUNKS_AHEAD * 2

@@ -69,6 +69,23 @@ def test_the_processes_end_with_the_one_that_started_them(tmp_path):
     raise AssertionError("it is still there")
 
 
+WITHOUT_GUARD = """
+from transformer.data.processes import map_in_order
+list(map_in_order(len, [[1]], 2, "count"))
+"""
+
+
+def test_a_script_that_starts_itself_again_is_told_of_its_mistake(tmp_path):
+    (tmp_path / "start.py").write_text(WITHOUT_GUARD)
+    command = [sys.executable, str(tmp_path / "start.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, env=environment, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "one of the 2 processes that count ended early" in last
+    assert 'script that does not keep what it runs under if __name__ == "__main__"' in last
+
+
 def runs(number: int) -> bool:
     try:
         return psutil.Process(number).status() != psutil.STATUS_ZOMBIE

@@ -111,7 +111,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
     assert str(tmp_path / "trian.en") in message and "trian.en.gz" in message and "train.en" in message
     for content in (gzip.compress(b"line\n" * 99)[:-11], b"no gzip at all"):
         (tmp_path / "cut.en.gz").write_bytes(content)
-        assert "cut.en.gz: not a whole gzip file" in user_error(read_lines, tmp_path / "cut.en.gz")
+        assert "cut.en.gz: not a whole compressed file" in user_error(read_lines, tmp_path / "cut.en.gz")
     assert str(tmp_path) in user_error(read_lines, tmp_path)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer.data import store as store_module
+from transformer.data import processes
 from transformer.data.store import open_store
 from transformer.types import UserError
 
@@ -76,7 +76,7 @@ SMALL = [("11 13", "17"), ("", "19 23 29"), ("31", "")]
 @given(st.lists(st.tuples(ids, ids), min_size=1, max_size=23), st.integers(1, 7))
 def test_every_line_comes_back_with_eos(tmp_path_factory, pairs, chunk):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_module, "PAIRS_PER_CHUNK", chunk)
+        patch.setattr(processes, "PAIRS_PER_CHUNK", chunk)
         store = open_store(
             ListSource([lines_of(pair) for pair in pairs]), "train", TOKENIZERS, tmp_path_factory.mktemp("cache")
         )
@@ -165,7 +165,7 @@ def test_an_error_in_the_text_leaves_nothing_that_looks_whole(tmp_path):
 @pytest.mark.parametrize(("side", "pair"), [("source", ("11", "13")), ("target", ("10", "13 14"))])
 @pytest.mark.parametrize("chunk", [1, 2, 8192])
 def test_an_id_outside_the_vocabulary_names_its_pair(tmp_path, monkeypatch, side, pair, chunk):
-    monkeypatch.setattr(store_module, "PAIRS_PER_CHUNK", chunk)
+    monkeypatch.setattr(processes, "PAIRS_PER_CHUNK", chunk)
     tokenizers = (NumberTokenizer(11), NumberTokenizer(14))
     fine = ("10 10", "13 13 13")
     with pytest.raises(UserError, match=f"{side} side gives id {'11' if side == 'source' else '14'} in pair 3"):

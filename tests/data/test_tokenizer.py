@@ -258,6 +258,12 @@ def test_the_cache_tells_settings_and_text_apart(config, tmp_path):
     assert len(fingerprints) == 4
 
 
+def test_a_cache_that_cannot_be_written_is_named(config, tmp_path):
+    (tmp_path / "cache").touch()
+    with pytest.raises(UserError, match=r"set data\.cache_directory"):
+        make_tokenizers(config, make_source(config, 0))
+
+
 def test_a_failed_write_leaves_nothing(tokenizer, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError("No space left on device")

@@ -263,6 +263,21 @@ def test_every_score_is_printed_with_its_definition_and_no_language_means_no_pap
     assert "bleu_paper" not in full_score(better, [references], None)
 
 
+def test_what_was_scored_is_in_the_definitions_and_tokens_are_not_tokenised_again():
+    references, better = ([line.replace(" to ", " @-@ ") for line in lines] for lines in some_systems()[:2])
+    scores = {form: full_score(better, [references], "de", form) for form in text_scores.TEXT_FORMS}
+    for form, found in scores.items():
+        assert found["text_form"] == form
+        assert f" on {text_scores.TEXT_FORMS[form]}" in definitions(found)["bleu"]
+        assert text_scores.TEXT_FORMS[form] in definitions(found)["chrf"]
+        assert set(definitions(found)) == {key for key, value in found.items() if isinstance(value, int | float)}
+    assert scores["raw"]["bleu"] == scores["detokenised"]["bleu"] != scores["tokenised"]["bleu"]
+    tokenised = scores["tokenised"]
+    assert tokenised["bleu"] == multi_bleu(better, [references]).score and "bleu_paper" not in tokenised
+    assert "tok:none" in tokenised["bleu_signature"] and "tok:none" in tokenised["bleu_interval_signature"]
+    assert not any("13a" in line for line in definitions(tokenised).values())
+
+
 def test_the_number_of_lines_names_the_test_set_that_has_as_many(monkeypatch):
     assert set(text_scores.TEST_SETS) == {("de", 2737), ("de", 3003), ("fr", 3003)}
     assert "sacreBLEU's wmt14 " in text_scores.TEST_SETS["de", 2737]

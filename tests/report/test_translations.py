@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer.evaluation.text_scores import full_score
+from transformer.evaluation.text_scores import TEXT_FORMS, full_score
 from transformer.report.translations import MAX_MARKED_WORDS, STYLE, Sentence, marked, page, write
 
 VOID = {"meta"}
@@ -120,6 +120,14 @@ def test_every_score_has_a_row_and_every_line_is_in_one_bucket(parsed, scores):
     assert len(rows) == 6 and parsed.texts["th"][rows[-1]] == "50 and more"
     counts = cells[-4 * len(rows) :: 4]
     assert sum(map(int, counts)) == 60 and counts[1:] == ["10", "10", "10", "10", "11"]
+
+
+def test_the_table_by_length_scores_tokens_as_tokens():
+    some = [Sentence(1, "a", "b c d e .", "b c d e.")]
+    found = {form: page("t", some, full_score(["b c d e."], [["b c d e ."]], "de", form)) for form in TEXT_FORMS}
+    for form, row in (("raw", "100.0"), ("detokenised", "100.0"), ("tokenised", "0.0")):
+        assert f"<tr><th scope=row>0 to 9</th><td class=number>1</td><td class=number>{row}</td>" in found[form]
+    assert "Lengths are 13a tokens of" in found["raw"] and "Lengths are tokens of" in found["tokenised"]
 
 
 @given(*[st.text("ab <>&\"'\u0085\u2028ש\n", max_size=12)] * 2)

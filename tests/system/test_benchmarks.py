@@ -78,6 +78,20 @@ def test_the_check_of_cudnn_needs_little_and_says_that_there_is_no_gpu():
 
 
 @pytest.mark.slow
+def test_preparing_a_corpus_leaves_out_what_was_planted(tmp_path):
+    sizes = "--millions=0.02", "--vocab_size=2000", "--plan_millions=0.1", "--processes=2"
+    done = run(str(BENCHMARKS / "prepare_corpus.py"), f"--folder={tmp_path}", *sizes)
+    assert done.returncode == 0, done.stderr
+    rules = ("empty", "non_printing", "max_words", "max_ratio", "identical")
+    counts = ", ".join(f"{rule} 200" for rule in rules)
+    assert f"20,000 training pairs: {counts}, duplicates 400; 18,600 stay" in done.stderr
+    assert "20,000 pairs, 18,600 after cleaning" in done.stdout
+    rows = [line.split("|")[1].strip() for line in done.stdout.splitlines() if line.startswith("| ")]
+    parts = ["write the corpus", "fingerprint", "clean", "vocabulary", "store", "batches"]
+    assert rows[1:7] == parts and rows[-2:] == ["corpus", "cache"]
+
+
+@pytest.mark.slow
 def test_length_extrapolation(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -129,7 +129,7 @@ def test_scores_of_text_without_a_model(tmp_path):
     assert scores["exact_match"] == 0 and scores["num_examples"] == 2
     assert set(scores) == {
         "num_examples", "bleu", "bleu_signature", "bleu_interval", "bleu_interval_signature", "chrf", "chrf_signature",
-        "length_ratio", "exact_match",
+        "length_ratio", "exact_match", "text_form",
     }  # fmt: skip
     assert b"no bleu_paper: give --target_language" in result.stdout
     result = run(

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sacremoses import MosesTokenizer
 
 from tests.models.small import run
 from transformer.config import Config, DataConfig, DecodingConfig, EvaluationConfig, ModelConfig
 from transformer.data.sources import PairList
+from transformer.evaluation.moses import detokenizer
 from transformer.models.masks import AttentionMask
 from transformer.models.seq2seq import Seq2SeqMasks
 from transformer.tasks import make_task
@@ -352,6 +354,33 @@ def test_references_in_pieces_are_joined_as_outputs_are(config, tmp_path):
     params = jax.jit(lambda key: unbox(task.init(key)))(jax.random.key(0))
     scores = task.evaluate(params, "test")
     assert scores["exact_match"] == 1.0 and scores["num_examples"] == 2
+    assert scores["text_form"] == "tokenised" and "bleu_paper" not in scores and "tok:none" in scores["bleu_signature"]
+
+
+def test_references_of_a_split_in_tokens_become_text_as_outputs_do(config, tmp_path):
+    """What the outputs are is said; a file of references has text already."""
+    text = ["L'homme dit « oui » à 11 heures, n'est-ce pas ?", "Aujourd'hui, c'est tout & rien de plus."] * 2
+    tokens = MosesTokenizer("fr").tokenize
+    for stem, lines in {"train": tokens, "test": tokens, "raw": str}.items():
+        for language in ("en", "fr"):
+            lines_of_it = (lines(line, return_str=True) if lines is tokens else line for line in text)
+            (tmp_path / f"{stem}.{language}").write_text("".join(f"{line}\n" for line in lines_of_it))
+    assert "&apos;" in (tmp_path / "test.fr").read_text()
+    data = dataclasses.replace(
+        config.data, source="files", directory=str(tmp_path), validation="test", target_language="fr", vocab_size=300
+    )
+    decoding = dataclasses.replace(config.decoding, detokenize=True)
+    task = make_task(dataclasses.replace(config, data=data, decoding=decoding))
+    outputs = [detokenizer("fr")(line) for line in (tmp_path / "test.fr").read_text().splitlines()]
+    task._translator = lambda decoding: Spoken(outputs)
+    task._log_probs = lambda params, source, split: (-np.ones(4), np.ones(4))
+    scores = task.evaluate({}, "test", outputs=tmp_path / "outputs.txt")
+    assert scores["bleu"] == pytest.approx(100) and scores["exact_match"] == 1
+    assert scores["text_form"] == "detokenised" and "tok:13a" in scores["bleu_signature"]
+    files = {"source": tmp_path / "test.en", "reference": tmp_path / "raw.fr"}
+    assert task.evaluate({}, files)["text_form"] == "raw"
+    task.config = dataclasses.replace(task.config, evaluation=EvaluationConfig())
+    assert task.evaluate({}, "validation", during_training=True)["bleu"] == pytest.approx(100)
 
 
 class Spoken:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+BYTES_PER_READ = 2**20
 ENDINGS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
 
@@ -34,10 +35,10 @@ def in_folder(folder: Path) -> list[Path]:
 
 
 def members(archive: Path) -> tuple[str, ...]:
-    """The names of the files in an archive, which is read to its end once.
+    """The names of the files in an archive, which is read to its end once, checksums of compressed ones included.
 
     Raises:
-      OSError, tarfile.TarError, EOFError: it cannot be read, or is not whole.
+      OSError, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError: it cannot be read, or is not whole.
     """
     facts = archive.stat()
     return _members(archive, facts.st_size, facts.st_mtime_ns)
@@ -46,16 +47,20 @@ def members(archive: Path) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=64)
 def _members(archive: Path, size: int, changed: int) -> tuple[str, ...]:
     with tarfile.open(archive) as tar:
-        return tuple(member.name.removeprefix("./") for member in tar if member.isfile())
+        names = tuple(member.name.removeprefix("./") for member in tar if member.isfile())
+        # The archive ends before what it was compressed to, whose checksum is at the very end.
+        while tar.fileobj is not None and tar.fileobj.read(BYTES_PER_READ):
+            pass
+    return names
 
 
 @contextlib.contextmanager
 def open_member(archive: Path, member: str) -> Iterator[IO[bytes]]:
-    """A member's bytes.
+    """A member's bytes; that they are whole is what :func:`members` makes sure of.
 
     Raises:
       FileNotFoundError: it is not in the archive.
-      OSError, tarfile.TarError, EOFError: the archive cannot be read, or is not whole.
+      As :func:`members`: the archive cannot be read.
     """
     with tarfile.open(archive) as tar:
         for found in tar:

@@ -1,20 +1,14 @@
 """Lines to token ids as arrays, on several processes: the same arrays whatever their number."""
 
-import collections
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple, Optional
 
 import numpy as np
 
-from transformer.data.processes import start_pool
+from transformer.data.processes import map_in_order
 from transformer.data.tokenizer import SavedTokenizer, Tokenizer
-from transformer.types import UserError
-
-CHUNKS_AHEAD = 2  # for each process: so many are read, or done and not yet asked for
 
 Chunk = Sequence[tuple[str, ...]]
 
@@ -63,27 +57,12 @@ def encode_all(
       processes: 1: this one alone.
 
     Raises:
-      UserError: a process was killed.
+      UserError: a process ended early.
     """
     if processes == 1:
-        yield from (_encode_sides(tokenizers, chunk) for chunk in chunks)
-        return
-    pool = start_pool(processes, _set_tokenizers, tokenizers)  # which travel once, to each process
-    waiting: collections.deque[Future[tuple[Encoded, ...]]] = collections.deque()
-    try:
-        for chunk in chunks:
-            waiting.append(pool.submit(_encode_in_process, chunk))
-            if len(waiting) > CHUNKS_AHEAD * processes:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool as error:
-        raise UserError(
-            f"one of the {processes} processes that tokenise was killed, as happens where memory runs out; set "
-            "data.processes lower"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+        return (_encode_sides(tokenizers, chunk) for chunk in chunks)
+    # The tokenizers travel once, to each process.
+    return map_in_order(_encode_in_process, chunks, processes, "tokenise", _set_tokenizers, tokenizers)
 
 
 def _encode_sides(tokenizers: tuple[Tokenizer, ...], chunk: Chunk) -> tuple[Encoded, ...]:

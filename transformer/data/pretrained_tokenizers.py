@@ -17,7 +17,8 @@ from typing import Any, Optional
 import sentencepiece
 import tokenizers
 
-from transformer.data.tokenizer import ExtraIdsTokenizer, SavedTokenizer, SentencePieceTokenizer, cores, digest
+from transformer.data.processes import cores
+from transformer.data.tokenizer import ExtraIdsTokenizer, SavedTokenizer, SentencePieceTokenizer, digest
 from transformer.types import UserError
 
 NEVER_IN_UTF8 = (0xFF, 0xFE, 0xFD, 0xFC, 0xFB, 0xFA, 0xF9, 0xF8, 0xF7, 0xF6, 0xF5, 0xC1, 0xC0)

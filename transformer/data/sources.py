@@ -9,6 +9,7 @@ import functools
 import gzip
 import hashlib
 import logging
+import lzma
 import os
 import re
 import tarfile
@@ -23,6 +24,7 @@ import numpy as np
 from transformer.config import DataConfig
 from transformer.data import archives
 from transformer.paths import user_cache
+from transformer.progress import progress
 from transformer.types import UserError, one_of
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -80,6 +82,8 @@ class TextFiles:
     files in the directory. Files are looked for when they are first needed. A subclass says which files belong to a
     stem, what examples they hold, and how a digest is made of examples.
     """
+
+    _unit = "document"  # what an example is
 
     def __init__(self, config: DataConfig, seed: int):
         self._config = config
@@ -164,11 +168,12 @@ class TextFiles:
     def _scan(self, split: str) -> tuple[str, np.ndarray]:
         """The fingerprint of a split and the number of examples of each stem: the files are read once for both."""
         if split not in self._scans:
-            logger.info("reading the text of the %s split", split)
             sizes = np.zeros(len(self._stems(split)), np.int64)
+            name = f"reading the text of the {split} split"
+            logger.info(name)
 
             def examples() -> Iterator[Any]:
-                for stem, example in self._numbered(split):
+                for stem, example in progress(self._numbered(split), name, None, self._unit):
                     sizes[stem] += 1
                     yield example
 
@@ -202,6 +207,8 @@ class FileSource(TextFiles):
     (or ``de-en``), then the test sets ``STEM-ende-src.en.sgm`` and ``STEM-ende-ref.de.sgm`` (or ``deen``, or neither),
     of which source and reference may change places. What lies in archives comes after what lies in the directory.
     """
+
+    _unit = "pair"
 
     def __init__(self, config: DataConfig, seed: int):
         self._languages = (config.source_language, config.target_language)
@@ -401,7 +408,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """The lines of a UTF-8 text file, or of ``path.gz`` where there is no ``path``: see :func:`decode_lines`.
 
     The path may lead through a tar archive. Of ``.sgm`` files, in which test sets of WMT come, the lines are the
-    segments; their entities stay as they are, as sacreBLEU and TFDS leave them.
+    segments as sacreBLEU reads them: white space becomes one space, entities stay as they are.
 
     Raises:
       UserError: at the call, if there is no such file; while reading, if it cannot be read or is not UTF-8.
@@ -481,18 +488,18 @@ def _segments(lines: Iterable[str], path: Path) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
         found = SEGMENT.search(line)
         if found:
-            yield found[1].strip()
+            yield " ".join(found[1].split())
         elif "<seg" in line.lower():
             raise UserError(f"{path}:{number}: a segment does not end in its line")
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with a file, a gzip file or an archive into a ``UserError`` with its name."""
+    """Turn what goes wrong with a file, a compressed file or an archive into a ``UserError`` with its name."""
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: not a whole gzip file ({error})") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+        raise UserError(f"{path}: not a whole compressed file ({error})") from error
     except tarfile.TarError as error:
         raise UserError(f"{path}: not a whole tar archive ({error})") from error
     except OSError as error:

@@ -14,7 +14,6 @@ import os
 import pathlib
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -23,16 +22,15 @@ import numpy as np
 from transformer.data.documents import DocumentSource
 from transformer.data.encoding import Encoded, dtype_of, encode_all
 from transformer.data.locks import locked
+from transformer.data.processes import chunks_of, processes_for
 from transformer.data.sources import ParallelSource
-from transformer.data.tokenizer import Tokenizer, cores
+from transformer.data.tokenizer import Tokenizer
 from transformer.progress import progress
 from transformer.types import UserError
 
 FORMAT_VERSION = 1
 SIDES = {2: ("source", "target"), 1: ("text",)}
 """The names of a store's sides, by their number."""
-PAIRS_PER_CHUNK, CHARACTERS_PER_CHUNK = 8_192, 2**24  # tokenised at a time; of documents as many as of pairs
-PAIRS_PER_PROCESS = 100_000  # for less it does not pay to start another process
 
 logger = logging.getLogger(__name__)
 
@@ -212,15 +210,14 @@ def _build(
     else:
         unit, examples = "document", zip(source.documents(split), strict=True)
     size = source.size(split)
-    processes = min(processes or cores(), max(1, size // PAIRS_PER_PROCESS))
-    examples = progress(examples, f"tokenising {split}", total=size, unit=unit)
-    start = time.monotonic()
+    processes = processes_for(size, processes)
+    examples = progress(examples, f"tokenising {split} ({processes} process(es))", total=size, unit=unit)
     with contextlib.ExitStack() as stack:
         writers = [
             stack.enter_context(_SideWriter(folder, name, tokenizer, unit))
             for name, tokenizer in zip(SIDES[len(tokenizers)], tokenizers, strict=True)
         ]
-        for encoded in encode_all(_chunks(examples), tokenizers, processes):
+        for encoded in encode_all(chunks_of(examples), tokenizers, processes):
             for writer, side in zip(writers, encoded, strict=True):
                 writer.write(side)
         count = writers[0].lines
@@ -231,23 +228,6 @@ def _build(
     with _writing(folder), open(folder / "manifest.json", "w", encoding="utf-8") as file:
         json.dump(manifest, file)
         _sync(file)
-    lines, seconds = count * len(writers), time.monotonic() - start
-    if size >= PAIRS_PER_PROCESS:
-        rate = f"{lines / seconds:,.0f}"
-        logger.info("tokenised %s in %.0f s: %s lines a second on %d process(es)", split, seconds, rate, processes)
-
-
-def _chunks(examples: Iterator[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
-    """As many of them at a time as memory holds well, be they words or books; at least one."""
-    chunk, size = [], 0
-    for example in examples:
-        chunk.append(example)
-        size += sum(map(len, example))
-        if len(chunk) == PAIRS_PER_CHUNK or size > CHARACTERS_PER_CHUNK:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
 
 
 class _SideWriter:

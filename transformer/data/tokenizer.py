@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional, Protocol, runtime_checkable
@@ -20,7 +19,9 @@ import sentencepiece
 
 from transformer.config import DataConfig
 from transformer.data.documents import DocumentSource
-from transformer.data.sources import ParallelSource, cache_folder
+from transformer.data.processes import cores
+from transformer.data.sources import ParallelSource, cache_folder, writing_cache
+from transformer.paths import write_bytes
 from transformer.progress import progress
 from transformer.types import UserError
 
@@ -98,7 +99,9 @@ class SavedTokenizer(Tokenizer):
         return [self.encode(line) for line in lines]
 
     def save(self, folder: str | os.PathLike[str], name: str) -> None:
-        _write(Path(folder) / name, self.content)
+        path = Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, self.content)
 
 
 class SentencePieceTokenizer(SavedTokenizer):
@@ -389,6 +392,7 @@ def make_tokenizer(config: DataConfig, source: DocumentSource) -> Tokenizer:
         name=lambda: f"{source.fingerprint_of('train')} lines",
         size=lambda: sum(document.count("\n") + 1 for document in source.documents("train")),
         groups=lambda: ((line,) for document in source.documents("train") for line in document.split("\n")),
+        unit="line",
     )
     return _with_extra_ids(config, _learn_or_reuse(config, text))
 
@@ -423,11 +427,13 @@ class _Text(NamedTuple):
     name: what tells this text from any other
     size: how many groups there are
     groups: lines that are taken or left out together
+    unit: what a group is
     """
 
     name: Callable[[], str]
     size: Callable[[], int]
     groups: Callable[[], Iterator[Lines]]
+    unit: str
 
 
 def _of_pairs(config: DataConfig, source: ParallelSource, sides: tuple[int, ...]) -> Tokenizer:
@@ -436,6 +442,7 @@ def _of_pairs(config: DataConfig, source: ParallelSource, sides: tuple[int, ...]
         name=lambda: f"{source.fingerprint_of('train')} {sides}",
         size=lambda: source.size("train"),
         groups=lambda: (tuple(pair[side] for side in sides) for pair in source.pairs("train")),
+        unit="pair" if len(sides) == 2 else "line",
     )
     return _with_extra_ids(config, _learn_or_reuse(config, text))
 
@@ -450,7 +457,7 @@ def _learn_or_reuse(config: DataConfig, text: _Text) -> SavedTokenizer:
         return ByteTokenizer()
     if config.tokenizer_model == "character":
         characters = {"\n"}
-        for group in progress(text.groups(), "reading text for the vocabulary", text.size()):
+        for group in progress(text.groups(), "reading text for the vocabulary", text.size(), text.unit):
             characters.update(*group)
         return CharacterTokenizer(characters)
     settings = (
@@ -464,11 +471,12 @@ def _learn_or_reuse(config: DataConfig, text: _Text) -> SavedTokenizer:
         return SentencePieceTokenizer.load(path)
     logger.info("learning a vocabulary of %d pieces (%s)", config.vocab_size, config.tokenizer_model)
     size = text.size()
-    groups = progress(text.groups(), "reading text for the vocabulary", size)
+    groups = progress(text.groups(), "reading text for the vocabulary", size, text.unit)
     groups = _sample(groups, size, config.vocabulary_sample)
     lines = (line for group in groups for line in group)
     tokenizer = train_sentencepiece(lines, config.tokenizer_model, config.vocab_size)
-    tokenizer.save(path.parent, path.name)
+    with writing_cache(path):
+        tokenizer.save(path.parent, path.name)
     return tokenizer
 
 
@@ -499,11 +507,6 @@ def _training_error(error: RuntimeError, vocab_size: int, num_lines: int) -> Use
     return UserError(f"data.vocab_size={vocab_size}: SentencePiece could not learn a vocabulary: {message}")
 
 
-def cores() -> int:
-    """The processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def digest(content: bytes) -> str:
     """What tells contents apart."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
@@ -514,19 +517,3 @@ def _read(path: str | os.PathLike[str]) -> bytes:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
         raise UserError(f"cannot read the tokenizer {path}: {error.strerror}") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -79,8 +79,8 @@ def page(title: str, sentences: Sequence[Sentence], scores: Mapping[str, Any]) -
             "<h2>Scores</h2>",
             *_score_table(scores),
             "<h2>By length of the source</h2>",
-            "<p>Words are what spaces separate. Lengths are 13a tokens of the outputs to those of the references.</p>",
-            *_length_table(sentences),
+            f"<p>Words are what spaces separate. Lengths are {escape(definitions(scores)['length_ratio'])}.</p>",
+            *_length_table(sentences, scores["text_form"]),
             f"<h2>The worst {len(worst)}</h2>",
             "<p>By chrF2 of the sentence, those that equal their reference left out. <mark>Marked</mark> are words "
             "that only the reference or only the output has there.</p>",
@@ -105,7 +105,7 @@ def _score_table(scores: Mapping[str, Any]) -> Iterator[str]:
     yield "</table>"
 
 
-def _length_table(sentences: Sequence[Sentence]) -> Iterator[str]:
+def _length_table(sentences: Sequence[Sentence], text_form: str) -> Iterator[str]:
     names = "".join(f"<th scope=col class=number>{name}</th>" for name in ("Lines", "BLEU", "chrF", "Length"))
     yield f"<table class=lengths>\n<tr><th scope=col>Words</th>{names}</tr>"
     for low, high in zip(BUCKETS, (*BUCKETS[1:], None), strict=True):
@@ -115,7 +115,8 @@ def _length_table(sentences: Sequence[Sentence]) -> Iterator[str]:
             if low <= len(sentence.source.split()) and (high is None or len(sentence.source.split()) < high)
         ]
         if inside:
-            scores = score([sentence.output for sentence in inside], [[sentence.reference for sentence in inside]])
+            outputs, references = [sentence.output for sentence in inside], [sentence.reference for sentence in inside]
+            scores = score(outputs, [references], text_form)
             values = f"{scores['bleu']:.1f}", f"{scores['chrf']:.1f}", f"{scores['length_ratio']:.3f}"
             cells = "".join(f"<td class=number>{value}</td>" for value in (len(inside), *values))
             words = f"{low} and more" if high is None else f"{low} to {high - 1}"

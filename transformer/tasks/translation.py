@@ -102,8 +102,13 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
                 "given",
             )
         sources, references = (list(side) for side in zip(*source.pairs(split), strict=True))
+        text_form = "raw"
         if isinstance(self.tokenizer, SegmentedTextTokenizer):  # outputs are joined to words too
             references = [self.tokenizer.join(line) for line in references]
+            text_form = "raw" if self.config.decoding.detokenize else "tokenised"
+        if self.config.decoding.detokenize and isinstance(data, str):  # so are the outputs; files have raw references
+            references = list(map(detokenizer(self.config.data.target_language), references))
+            text_form = "detokenised"
         log_probs, counts = self._log_probs(params, source, split)
         nll = float(-log_probs.sum() / counts.sum())
         scores: dict[str, Any] = {"num_examples": len(counts), "nll_per_token": nll, "perplexity": float(np.exp(nll))}
@@ -129,9 +134,9 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
             lines = (json.dumps(sentence, ensure_ascii=False) + "\n" for sentence in sentences)
             outputs.with_suffix(".jsonl").write_text("".join(lines), encoding="utf-8")
         if during_training:
-            scores |= score(translations, [references])
+            scores |= score(translations, [references], text_form)
         else:
-            scores |= full_score(translations, [references], self.config.data.target_language)
+            scores |= full_score(translations, [references], self.config.data.target_language, text_form)
         scores["num_examples"] = len(counts)
         scores["num_truncated"] = translator.num_truncated
         scores["num_unfinished"] = sum(not best.finished for best in found)
