@@ -23,9 +23,11 @@ if __name__ == "__main__":
 
 
 PREPARE = """
+import signal
 from transformer.data.tfds_builders import _in_own_process
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     _in_own_process("name", "root", ())
 """
 SLOW_PACKAGE = """

@@ -131,7 +131,10 @@ def test_parameter_paths_are_public():
 
 
 def test_initial_scales():
-    """Embeddings of variance 1 after scaling; Glorot's bound on every projection, biases zero."""
+    """Embeddings of variance 1 after scaling; Glorot's bound on every projection, biases zero.
+
+    Queries, keys and values have that of one matrix for all three: the defaults are post-norm.
+    """
     model = Seq2Seq(ModelConfig(d_model=64, d_ff=48, num_heads=4, num_encoder_layers=2, num_decoder_layers=2), 500, 500)
     ids = jnp.zeros((1, 1), jnp.int32)
     init = functools.partial(model.init, deterministic=True)
@@ -139,7 +142,7 @@ def test_initial_scales():
     assert float(jnp.std(params["shared_embedding"]["embedding"]) * 64**0.5) == pytest.approx(1, abs=0.02)
     layers = params["decoder"]["layers"]
     for kernel, fans in (
-        (layers["cross_attention"]["query"]["kernel"], (64, 64)),
+        (layers["cross_attention"]["query"]["kernel"], (64, 3 * 64)),
         (layers["self_attention"]["output"]["kernel"], (64, 64)),
         (layers["feed_forward"]["up"]["kernel"], (64, 48)),
     ):
