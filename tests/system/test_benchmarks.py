@@ -9,7 +9,9 @@ import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 WITHOUT = """
@@ -124,3 +126,26 @@ def test_length_extrapolation(tmp_path, monkeypatch, capsys):
     schemes = {name: {"nats": {256: scheme["256"]}} for name, scheme in nats.items()}
     nearest = min(("rotary", "rotary + yarn"), key=lambda name: abs(nats[name]["256"] - nats["alibi"]["256"]))
     assert script["nearest_pair"](schemes) == (nearest, "alibi")  # of one training are the other two
+
+
+@pytest.mark.slow
+def test_a_linear_probe_takes_images_in_another_size(tmp_path):
+    options = ("--config.training.num_steps=2", "--config.training.evaluate_every=2", "--config.model.d_model=16")
+    options += ("--config.model.num_heads=2", "--config.model.d_ff=16", "--config.training.warmup_steps=1")
+    options += ("--config.training.decay_steps=1", f"--config.data.cache_directory={tmp_path}")
+    script, config = (str(BENCHMARKS.parent / name) for name in ("train.py", "configs/digits_vit.py"))
+    trained = run(script, f"--config={config}", f"--workdir={tmp_path}", *options)
+    assert trained.returncode == 0, trained.stderr
+    digits = load_digits()
+    images, labels = (digits.images[..., None] * 15).astype(np.uint8), digits.target
+    splits = {"x_train": images[:1_000], "y_train": labels[:1_000], "x_test": images[1_000:], "y_test": labels[1_000:]}
+    np.savez(tmp_path / "digits.npz", **splits)
+    accuracies = []
+    for size in ("8", "12"):
+        arguments = (f"--workdir={tmp_path}", "--source=npz", f"--directory={tmp_path}", f"--image_size={size}")
+        done = run(str(BENCHMARKS / "linear_probe.py"), *arguments)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found["num_examples"] == 797 and found["dimensions"] == 16
+        accuracies.append(found["accuracy"])
+    assert accuracies[0] != accuracies[1] and min(accuracies) > 0.2
