@@ -300,3 +300,7 @@ def test_chrf_of_one_line_is_that_of_a_corpus_of_one():
 def test_the_length_ratio_is_above_one_where_outputs_are_longer():
     assert score(["a b c"], [["a b"]])["length_ratio"] == 1.5
     assert score(["a"], [["a b"]])["length_ratio"] == 0.5
+
+
+def test_other_scores_have_no_definitions_here():
+    assert definitions({"num_examples": 3, "accuracy": 0.5, "nll_per_token": 1.0}) == {}
