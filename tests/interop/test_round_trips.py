@@ -40,8 +40,9 @@ def files_to_score(name: str, folder: Path) -> list[str]:
 
 
 def assert_same_workdirs(first: Path, second: Path) -> None:
-    """But for the checkpoints."""
-    names = {path.name for path in first.iterdir() if path.is_file() and path.name != "log.txt"}
+    """But for the checkpoints, and the card that the scores of the first one are in."""
+    others = ("log.txt", "card.md", "card.json")
+    names = {path.name for path in first.iterdir() if path.is_file() and path.name not in others}
     assert names >= {"config.json"}
     for name in names:
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
