@@ -4,6 +4,7 @@ python eval.py --workdir=DIR --split=test [--checkpoint=latest|best|STEP|average
 python eval.py --workdir=DIR --text=FILE                          what the run's splits are made of, in another file
 python eval.py --workdir=DIR --source=FILE --reference=FILE       translate a file and score the translations
 python eval.py --workdir=DIR --source=FILE --hypothesis=FILE      the log-probability of each given line, in nats
+python eval.py --workdir=DIR --doctor                             why is the BLEU of the newest translations low?
 python eval.py --hypothesis=FILE --reference=FILE [--reference=FILE2]     score text, without a model
     [--target_language=de]     also as the paper of 2017 does
     [--baseline=FILE]          is it better than another system's? may be given several times
@@ -13,8 +14,9 @@ data: documents, lines with their labels, words with theirs, or for images a fol
 
 The last line of standard output is one JSON object: num_examples and, as they apply, nll_per_token, perplexity,
 bits_per_byte, accuracy, f1 and others. Scores of text are printed before it with their definitions, and translations
-get a page beside the outputs, in WORKDIR/outputs. Settings of decoding and evaluation can be changed:
---config.decoding.beam_size=8, --config.evaluation.stride=64; of images their resolution, --config.data.image_size=384.
+get a page beside the outputs, in WORKDIR/outputs. What was scored is then in the experiment card, WORKDIR/card.md, too.
+Settings of decoding and evaluation can be changed: --config.decoding.beam_size=8, --config.evaluation.stride=64; of
+images their resolution, --config.data.image_size=384.
 Where a run's data were tokenised for Moses, --config.decoding.detokenize makes its outputs text, for raw references in
 a file (those of a split it makes text too); with --target_language also --hypothesis and --baseline.
 """
@@ -22,12 +24,11 @@ a file (those of a split it makes text too); with --target_language also --hypot
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
 from transformer import commands
-from transformer.config import Config
+from transformer.config import Config, from_config_dict
 from transformer.types import UserError
 
 WORKDIR = flags.DEFINE_string("workdir", None, "the folder of a run that train.py made")
@@ -40,19 +41,24 @@ REFERENCE = flags.DEFINE_multi_string("reference", [], "a file of right translat
 HYPOTHESIS = flags.DEFINE_string("hypothesis", None, "a file of given translations")
 BASELINE = flags.DEFINE_multi_string("baseline", [], "a file of another system's, to compare --hypothesis with")
 TARGET_LANGUAGE = flags.DEFINE_string("target_language", None, "of --hypothesis without --workdir: de, fr, ...")
+DOCTOR = flags.DEFINE_bool("doctor", False, "check what is known to make translations score low")
 OVERRIDES = commands.define_overrides()
 
 
 def main() -> int:
-    scores = score_text() if WORKDIR.value is None else score_run(WORKDIR.value)
-    print(json.dumps(scores))
+    if WORKDIR.value is None:
+        score_text()
+    elif DOCTOR.value:
+        examine_run(WORKDIR.value)
+    else:
+        score_run(WORKDIR.value)
     return 0
 
 
-def score_text() -> dict[str, Any]:
-    """Scores of text that is there already."""
-    if SPLIT.value or TEXT.value or SOURCE.value:
-        raise UserError("--split, --text and --source need a model: give --workdir too")
+def score_text() -> None:
+    """Print scores of text that is there already."""
+    if SPLIT.value or TEXT.value or SOURCE.value or DOCTOR.value:
+        raise UserError("--split, --text, --source and --doctor need a run: give --workdir too")
     if not HYPOTHESIS.value or not REFERENCE.value:
         raise UserError("give --workdir, or --hypothesis and --reference; see --help")
     from transformer.data.sources import read_lines
@@ -76,11 +82,11 @@ def score_text() -> dict[str, Any]:
     print("\n".join(describe(scores)))
     if language is None:
         print("no bleu_paper: give --target_language for the score as the paper of 2017 counts it")
-    return scores
+    print(json.dumps(scores))
 
 
-def score_run(given: str) -> dict[str, Any]:
-    """Scores of a run's model on a split or on files."""
+def score_run(given: str) -> None:
+    """Print scores of a run's model on a split or on files."""
     if BASELINE.value or TARGET_LANGUAGE.value:
         raise UserError("--baseline and --target_language go with --hypothesis and --reference, without --workdir")
     data: str | dict[str, Path]
@@ -99,15 +105,18 @@ def score_run(given: str) -> dict[str, Any]:
         raise UserError("--hypothesis and --reference are scored without --workdir, or give --source too")
     else:
         name = data = SPLIT.value or "test"
+    from transformer.report.card import FILES, update
+    from transformer.report.scores import save
     from transformer.training.devices import select_platform
     from transformer.training.loading import load
-    from transformer.training.workdir import copy_to_bucket, local_workdir, read_config
+    from transformer.training.workdir import OUTPUTS, copy_to_bucket, local_workdir, read_config
 
     workdir = local_workdir(given)
-    config = commands.override(read_config(workdir), OVERRIDES)
+    of_run = read_config(workdir)
+    config = commands.override(of_run, OVERRIDES)
     select_platform(config.mesh.platform)
     run = load(workdir, CHECKPOINT.value, WEIGHTS.value, config)
-    outputs = workdir / "outputs" / f"{name}.{CHECKPOINT.value.replace(':', '-')}.{WEIGHTS.value}.txt"
+    outputs = workdir / OUTPUTS / f"{name}.{CHECKPOINT.value.replace(':', '-')}.{WEIGHTS.value}.txt"
     outputs.parent.mkdir(exist_ok=True)
     scores = {
         "split": data if isinstance(data, str) else {name: str(path) for name, path in data.items()},
@@ -116,6 +125,7 @@ def score_run(given: str) -> dict[str, Any]:
         "steps": run.checkpoint["steps"],
         **run.task.evaluate(run.params, data, outputs=outputs),
     }
+    save(outputs, scores, of_run, config)
     print(f"outputs in {outputs}")
     described: list[str] = []
     if "bleu" in scores:
@@ -124,9 +134,29 @@ def score_run(given: str) -> dict[str, Any]:
 
         print(f"report in {write(outputs, f'{workdir}: {outputs.stem}', scores)}")
         described = describe(scores)
-    copy_to_bucket(workdir)
-    print("".join(f"{line}\n" for line in described), end="")
-    return scores
+    update(workdir)
+    print("".join(f"{line}\n" for line in described) + json.dumps(scores), flush=True)
+    written = [path for path in outputs.parent.iterdir() if path.name.startswith(f"{outputs.stem}.")]
+    copy_to_bucket(workdir, *FILES, *(path.relative_to(workdir).as_posix() for path in written))
+
+
+def examine_run(given: str) -> None:
+    """Print what the doctor finds in a run; nothing is trained or translated for it."""
+    others = (SPLIT, CHECKPOINT, WEIGHTS, TEXT, SOURCE, REFERENCE, HYPOTHESIS, BASELINE, TARGET_LANGUAGE)
+    present = [f"--{flag.name}" for flag in others if flags.FLAGS[flag.name].present]
+    if present:
+        raise UserError(f"--doctor looks at the newest translations in the workdir: it takes no {', '.join(present)}")
+    from configs import wmt14_en_de, wmt14_en_fr
+    from transformer.report.doctor import examine
+    from transformer.training.workdir import local_workdir, read_config
+
+    workdir = local_workdir(given)
+    recipes = {
+        f"{module.__name__.rpartition('.')[2]}.py:{variant}": from_config_dict(module.get_config(variant))
+        for module in (wmt14_en_de, wmt14_en_fr)
+        for variant in module.PUBLISHED
+    }
+    print(json.dumps(examine(workdir, commands.override(read_config(workdir), OVERRIDES), recipes)))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,11 @@ def configure(row: Row, seed: int, directory: str, steps: int | None) -> Config:
 
 
 def scores_of(row: Row, config: Config, folder: pathlib.Path) -> dict[str, Any]:
-    """Train, where that is not done yet, and score, where that is not."""
+    """Train, where that is not done yet, and score, where that is not.
+
+    Raises:
+      SystemExit: if training was interrupted, or has gone further there than is asked for.
+    """
     workdir = folder / f"{row.variant}-{row.language}-{config.seed}"
     path = workdir / SCORES
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -78,6 +82,9 @@ def scores_of(row: Row, config: Config, folder: pathlib.Path) -> dict[str, Any]:
             sys.exit(code)
         decoding = dataclasses.replace(config.decoding, method=row.method)
         run = load(workdir, row.checkpoint, config=dataclasses.replace(config, decoding=decoding))
+        newest = max(run.checkpoint["steps"])
+        if newest != config.training.num_steps:
+            sys.exit(f"{workdir} is at step {newest}, not {config.training.num_steps}; give another --workdir")
         found = run.task.evaluate(run.params, "test")
         minutes = run.checkpoint["metadata"]["seconds"] / 60
         known[key] = {**found, "minutes_of_training": minutes, "steps": run.checkpoint["steps"]}
@@ -89,19 +96,22 @@ def scores_of(row: Row, config: Config, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def print_table(rows: dict[str, list[dict[str, Any]]]) -> None:
-    print("\n| | seeds | BLEU | to full | chrF | perplexity a piece | minutes |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print("\n| | seeds | steps | BLEU | to full | BLEU, the paper's way | chrF | perplexity a piece | minutes |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     full = mean(rows[ROWS[0].name], "bleu")
     for row in ROWS:
         found = rows[row.name]
         bleu = [scores["bleu"] for scores in found]
         spread = f" ({min(bleu):.1f} - {max(bleu):.1f})" if len(bleu) > 1 else ""
         change = f"{mean(found, 'bleu') - full:+.1f}" if row.language == ROWS[0].language else ""
-        others = (f"{mean(found, name):.{digits}f}" for name, digits in (("chrf", 1), ("perplexity", 2)))
-        minutes = f"{mean(found, 'minutes_of_training'):.0f}"
-        cells = (row.name, str(len(bleu)), f"{mean(found, 'bleu'):.1f}{spread}", change, *others, minutes)
+        steps = f"{max(found[0]['steps']):,}"
+        digits = {"bleu_paper": 1, "chrf": 1, "perplexity": 2, "minutes_of_training": 0}
+        others = (f"{mean(found, name):.{places}f}" for name, places in digits.items())
+        cells = (row.name, str(len(bleu)), steps, f"{mean(found, 'bleu'):.1f}{spread}", change, *others)
         print(f"| {' | '.join(cells)} |")
-    print(f"\nBLEU {rows[ROWS[0].name][0]['bleu_signature']}; the mean of the seeds (the lowest - the highest)")
+    scores = rows[ROWS[0].name][0]
+    print(f"\nBLEU {scores['bleu_signature']}; the mean of the seeds (the lowest - the highest)")
+    print(f"BLEU, the paper's way: {scores['bleu_paper_definition']}")
 
 
 def mean(found: list[dict[str, Any]], name: str) -> float:

@@ -1,6 +1,7 @@
 """How far a linear classifier gets on features of a trained or imported model that stays as it is.
 
-    PYTHONPATH=. python benchmarks/linear_probe.py --workdir=DIR --source=npz --directory=DIR [--test=validation]
+    PYTHONPATH=. python benchmarks/linear_probe.py --workdir=DIR --source=npz --directory=DIR [--test=validation] \
+        [--image_size=224]
     PYTHONPATH=. python benchmarks/linear_probe.py --workdir=DIR --source=files --directory=DIR [--test=validation]
 
 The workdir's task is image_classification (its pooled vectors are the features; ``--source`` as data.source) or
@@ -14,6 +15,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import transformer
-from transformer.config import DataConfig
+from transformer.config import DataConfig, check
 from transformer.data.images import ImageSource
 from transformer.data.labeled_text import make_labeled_texts
+from transformer.training.workdir import read_config
 
 STRENGTHS = np.logspace(-4, 1, 6)  # inverse regularisation
 FOLDS = 5
@@ -51,9 +54,14 @@ def main() -> None:
     parser.add_argument("--train", default="train", help="stems of the training split, with commas between")
     parser.add_argument("--validation", default="val", help="the stem of the validation split")
     parser.add_argument("--test", default="test", help="the split that is scored")
+    parser.add_argument("--image_size", type=int, help="pixels a side, if not those of the workdir")
     arguments = parser.parse_args()
 
-    run = transformer.load(arguments.workdir)
+    config = read_config(Path(arguments.workdir))
+    if arguments.image_size:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, image_size=arguments.image_size))
+        check(config)
+    run = transformer.load(arguments.workdir, config=config)
     if run.config.task not in READERS:
         parser.error(f"{arguments.workdir} has task={run.config.task}; features come from {' or '.join(READERS)}")
     stems: dict[str, Any] = {"train": tuple(arguments.train.split(",")), "validation": arguments.validation}

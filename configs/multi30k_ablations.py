@@ -21,7 +21,8 @@ Averaging checkpoints and beam search are taken away without training: --checkpo
 from ml_collections import ConfigDict
 
 from configs import multi30k_en_de
-from transformer.types import UserError, one_of
+from transformer.config import one_variant
+from transformer.types import UserError
 
 VARIANTS: dict[str, dict[str, float | str]] = {
     "full": {},
@@ -41,7 +42,7 @@ def get_config(argument: str = "full") -> ConfigDict:
     """
     variant, _, language = argument.partition(",")
     config = multi30k_en_de.get_config()
-    config.update_from_flattened_dict(one_of("variant of configs/multi30k_ablations.py", variant, VARIANTS))
+    config.update_from_flattened_dict(one_variant("configs/multi30k_ablations.py", variant, VARIANTS))
     config.data.target_language = language or "de"
     if config.data.target_language not in LANGUAGES:
         raise UserError(f"configs/multi30k_ablations.py: the language {language} is not one of {', '.join(LANGUAGES)}")

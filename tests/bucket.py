@@ -19,6 +19,10 @@ class Bucket(MemoryFileSystem):
     def _strip_protocol(cls, path):
         return super()._strip_protocol(path.removeprefix("gs:/") if path.startswith("gs://") else path)
 
+    def info(self, path, **options):
+        found = super().info(path, **options)
+        return found if found["type"] == "directory" else {**found, "mtime": self.store[found["name"]].modified}
+
     def mkdir(self, path, **options):
         """Nothing: a folder is there when something is in it."""
 
@@ -41,3 +45,8 @@ def bucket(monkeypatch):
     backend.fsspec_backend._get_filesystem.cache_clear()
     yield ADDRESS
     backend.fsspec_backend._get_filesystem.cache_clear()
+
+
+def error_of(module: str, name: str, base: type, *arguments) -> Exception:
+    """An error as a package raises it that need not be installed."""
+    return type(name, (base,), {"__module__": module})(*arguments)

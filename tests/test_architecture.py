@@ -23,8 +23,8 @@ MAY_IMPORT = {
     "evaluation": {"config", "progress", "types"},
     "tasks": {"config", "data", "decoding", "evaluation", "models", "progress", "types"},
     "training": {"config", "data", "evaluation", "paths", "progress", "tasks", "types"},
-    "report": {"config", "evaluation", "progress", "types"},
-    "plan": {"config", "training", "types"},
+    "report": {"commands", "config", "data", "evaluation", "paths", "progress", "training", "types"},
+    "plan": {"config", "data", "report", "training", "types"},
     "interop": {"commands", "config", "data", "models", "paths", "progress", "tasks", "training", "types"},
     "__init__": {"training"},
 }

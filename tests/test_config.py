@@ -88,6 +88,7 @@ def test_there_and_back():
         ("model.d_ff_shared", 64, r"d_ff_shared=64 does nothing without model\.num_experts"),
         ("model.rotary_scaling", "yarn", r"=yarn does nothing with model\.rotary_scaling_factor=1\.0"),
         ("model.attention_logit_softcap", -1.0, "must be above 0, or None"),
+        ("model.qkv_init_scale", 0.0, "must be above 0, or None"),
         ("model.attention_biases", ("querry",), r"did you mean query\?"),
         ("model.rotary_scaling", "yarm", r"did you mean yarn\?"),
         ("model.expert_dispatch", "droples", r"did you mean dropless\?"),
@@ -109,6 +110,7 @@ def test_there_and_back():
         ("data.processes", 0, "must be at least 1"),
         ("data.vocabulary_sample", 0, "must be at least 1"),
         ("data.wait_minutes", -1.0, "must be at least 0"),
+        ("data.cache_directory", "gs://bucket/cache", "must be on local disk"),
         ("training.weight_decay", 0.1, "does nothing under adam; use adamw"),
         ("training.preempted_exit_code", 0, "must lie in 1 to 255"),
         ("training.learning_rate", 0.0, "must be above 0"),
@@ -178,6 +180,25 @@ def test_parts_follow_from_one_key_and_from_tokens():
     config.training.accumulation_steps = 1
     config.task = "image_classification"
     with pytest.raises(UserError, match=r"task=image_classification .* use training\.accumulation_steps"):
+        from_config_dict(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"data.batching": "stream", "model.variant": "decoder_only"},
+            "data.batching=stream has no padding",
+        ),
+        ({"task": "image_classification", "data.source": "digits"}, "does nothing: images have no padding"),
+    ],
+)
+def test_padding_counts_only_where_there_is_some(changes, message):
+    config = default_config()
+    config.update_from_flattened_dict(changes)
+    from_config_dict(config)
+    config.data.count_padding = False
+    with pytest.raises(UserError, match=rf"data\.count_padding=False.*{message}"):
         from_config_dict(config)
 
 

@@ -83,6 +83,31 @@ def test_modules_and_targets_that_are_shown_are_there():
     assert not missing
 
 
+def test_keys_that_may_change_when_a_run_goes_on_are_all_named():
+    from transformer.config import HARMLESS_KEYS, SCHEDULES_FREE_OF_NUM_STEPS
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text[text.index("### Going on") : text.index("| exit code |")]
+    assert not [name for name in (*HARMLESS_KEYS, *SCHEDULES_FREE_OF_NUM_STEPS) if f"`{name}`" not in section]
+
+
+def test_the_sizes_of_the_reading_order_are_near():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text[text.index("## Reading order") : text.index("Then [docs/extending.md]")]
+    package, wrong, found = ROOT / "transformer", [], 0
+    for line in section.splitlines():
+        folder = package
+        for name, size in re.findall(r"`([\w/]+\.py)` (\d+)", line):
+            places = [folder / name, folder.parent / name, ROOT / name, package / name]
+            path = next(place for place in places if place.is_file())
+            folder = path.parent
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            found += 1
+            if abs(lines - int(size)) > max(20, 0.15 * lines):
+                wrong.append(f"{name}: {lines}, not {size}")
+    assert not wrong and found > 30
+
+
 def test_files_and_keys_that_are_named_are_there():
     from transformer.config import Config, flatten
 

@@ -1,5 +1,7 @@
 """What is done with files is done in the same way on disk and in a bucket."""
 
+import errno
+
 import fsspec
 import pytest
 
@@ -44,6 +46,35 @@ def test_what_cannot_be_reached_is_said(monkeypatch):
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     with pytest.raises(UserError, match=r"gs://bucket/x needs gcsfs: pip install -r requirements-gcs\.txt"):
         paths.as_path("gs://bucket/x")
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("gs://bucket/x", OSError(errno.ENOSPC, "No space left on device")),
+        ("gs://bucket/x", KeyError("of our own")),
+        ("gs://bucket/x", ValueError("of our own: no")),
+        ("run", OSError("Forbidden")),
+        ("run", ConnectionResetError("reset")),
+    ],
+)
+def test_what_is_no_matter_of_the_bucket_stays_what_it_is(path, error):
+    with pytest.raises(type(error)) as caught, paths.reaching(path):
+        raise error
+    assert caught.value is error
+
+
+def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "a").write_text("new")
+    (tmp_path / "b").write_text("old")
+    monkeypatch.setattr(paths.shutil, "copyfileobj", fail)
+    with pytest.raises(OSError, match="No space"):
+        paths.copy_file(tmp_path / "a", tmp_path / "b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    assert (tmp_path / "b").read_text() == "old"
 
 
 def test_the_user_s_cache(tmp_path, monkeypatch):

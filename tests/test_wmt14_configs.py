@@ -95,7 +95,7 @@ PAPER = {
     "training.label_smoothing": (0.1, 0.1),
     "training.label_smoothing_form": ("uniform", "uniform"),
     "training.keep_checkpoints": (5, 20),
-    "training.checkpoint_every": (1_500, 600),
+    "training.checkpoint_every": (1_250, 600),
     "decoding.method": ("beam", "beam"),
     "decoding.beam_size": (4, 4),
     "decoding.length_penalty": ("gnmt", "gnmt"),
@@ -118,10 +118,15 @@ def test_settings_are_those_of_the_paper(file, language, vocab_size, place):
     assert {key: values[key] for key in expected} == expected
     assert (config.data.source_language, config.data.target_language) == ("en", language)
     assert config.data.vocab_size == vocab_size
-    # The spacing of the averaged checkpoints is kept by the evaluations, which save one too.
-    assert config.training.evaluate_every % config.training.checkpoint_every == 0
     schedule = make_schedule(config.training, config.model.d_model)
     assert float(schedule(3_999)) == pytest.approx((6.99e-4, 4.94e-4)[place], rel=1e-3)
+
+
+@pytest.mark.parametrize(("file", "name"), [(case.values[0], case.values[1]) for case in VARIANTS])
+def test_checkpoints_that_are_averaged_are_equally_far_apart(file, name):
+    training = made(file, name).training
+    assert training.num_steps % training.checkpoint_every == 0  # the last step saves one
+    assert training.evaluate_every % training.checkpoint_every == 0  # evaluations save one too
 
 
 def test_a_row_changes_one_thing():
@@ -155,10 +160,18 @@ def test_ablations_take_away_one_thing(variant):
 def test_no_such_variant_row_or_language():
     for file, name, message in (
         ("wmt14_en_de", "bigg", r"configs/wmt14_en_de\.py=bigg is not one of base, big, .*; did you mean big\?"),
-        ("wmt14_en_fr", "bigg", r"did you mean big\?"),
-        ("wmt14_table3", "A9", r"row of configs/wmt14_table3\.py=A9 is not one of base, A1, A2"),
+        ("wmt14_en_fr", "bigg", r"variant of configs/wmt14_en_fr\.py=bigg is not one of base, .*; did you mean big\?"),
+        ("wmt14_en_fr", "fairseq", r"variant of configs/wmt14_en_fr\.py=fairseq is not one of base, big, modern, t2t"),
+        ("wmt14_table3", "A9", r"variant of configs/wmt14_table3\.py=A9 is not one of base, A1, A2"),
         ("multi30k_ablations", "ful", r"did you mean full\?"),
         ("multi30k_ablations", "full,it", "the language it is not one of de, fr"),
     ):
         with pytest.raises(UserError, match=message):
             importlib.import_module(f"configs.{file}").get_config(name)
+
+
+@pytest.mark.parametrize("file", [*FILES, "multi30k_ablations"])
+def test_a_workdir_in_place_of_a_variant_is_told_from_a_misspelt_one(file, tmp_path):
+    message = rf"configs/{file}\.py:{tmp_path}: .* --config\.training\.initialize_from={tmp_path}"
+    with pytest.raises(UserError, match=message):
+        importlib.import_module(f"configs.{file}").get_config(str(tmp_path))

@@ -99,6 +99,12 @@ def read_config(flag: ConfigFlag) -> Config:
         raise _in_config_file(error) from error
 
 
+def config_name(flag: ConfigFlag) -> str:
+    """The name of a config file, wherever it lies, with its variant: ``wmt14_en_de.py:base``."""
+    path, colon, variant = config_flags.get_config_filename(flags.FLAGS[flag.name]).partition(":")
+    return Path(path).name + colon + variant
+
+
 def _in_config_file(error: Exception) -> Exception:
     """A ConfigDict's complaint in one line; other errors of a config file's code stay as they are."""
     message = str(error)

@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 from ml_collections import config_dict
 
-from transformer.paths import as_path
+from transformer.paths import as_path, is_remote
 from transformer.types import UserError, nearest, one_of
 
 CONFIG_VERSION = 5
@@ -107,6 +107,8 @@ class ModelConfig:
     attention_pattern: tuple[str, ...] = ("local",)  # local | global, one for each layer, repeated over the depth
     attention_logit_softcap: Optional[float] = None  # logits become cap * tanh(logits / cap); None: they stay
     attention_biases: tuple[str, ...] = ("query", "key", "value", "output")  # the projections that have one
+    # of the initial weights for queries, keys and values, on Glorot's standard deviation; None: 2**-0.5 with post, or 1
+    qkv_init_scale: Optional[float] = None
     scale_attention: bool = True  # divide the dot products by the root of the size of queries and keys
     # decoder_only: the start of a row, so much as the seed draws, is seen whole from everywhere and not predicted; in
     # use, what is given
@@ -162,6 +164,13 @@ class ModelConfig:
         return self.qk_head_dim or self.head_size
 
     @property
+    def qkv_scale(self) -> float:
+        """``qkv_init_scale``, or what it is by default."""
+        if self.qkv_init_scale is None:
+            return 2**-0.5 if self.norm_placement == "post" else 1.0
+        return self.qkv_init_scale
+
+    @property
     def kv_heads(self) -> int:
         """``num_kv_heads``, or what it is by default."""
         return self.num_kv_heads or self.num_heads
@@ -183,13 +192,14 @@ class TrainingConfig:
     gradient_clip: Optional[float] = None  # largest global norm; None: no clipping
     accumulation_steps: int = 1  # an update's batch is computed in so many parts
     # positions on the longer side that a device computes at a time: a batch that has more for each device is computed
-    # in as many parts as that takes; None: in accumulation_steps parts
+    # in as many parts as that takes; None: in accumulation_steps parts. The update is the same but for dropout, which
+    # each part draws anew: another number of parts, as other devices make it, draws another pattern
     max_tokens_per_device: Optional[int] = None
     ema_decay: Optional[float] = None  # of the exponential moving average of the weights; None: none is kept
     label_smoothing: float = 0.1
     label_smoothing_form: str = "uniform"  # the names in tasks/losses.py
     initialize_from: Optional[str] = None  # workdir whose parameters and tokenizer a new run starts from; what
-    # --config=NAME.py:WORKDIR sets, with the keys of the model there
+    # --config=NAME.py:WORKDIR sets, with the keys of the model there, where a config has no variants
     trainable: tuple[str, ...] = ()  # the parts that are trained, as in the parameters' first names; (): all
     overfit_one_batch: bool = False  # debugging: see batch 0 at every step
     log_every: int = 100  # steps
@@ -311,8 +321,8 @@ def default_config() -> config_dict.ConfigDict:
 def start_from(config: config_dict.ConfigDict, workdir: str) -> config_dict.ConfigDict:
     """Make a config start from a workdir: from its parameters, with the keys of its model and its tokenizer.
 
-    Images are prepared as they were there. All else stays what the config says. Config files end with it, so that each
-    takes a workdir: ``--config=configs/NAME.py:WORKDIR``.
+    Images are prepared as they were there. All else stays what the config says. Config files that have no variants end
+    with it, so that each takes a workdir: ``--config=configs/NAME.py:WORKDIR``.
 
     Args:
       config: is changed, and given back.
@@ -336,6 +346,25 @@ def start_from(config: config_dict.ConfigDict, workdir: str) -> config_dict.Conf
         config.data.update({key: getattr(there.data, key) for key in IMAGE_PREPARATION})
     config.training.initialize_from = str(folder)
     return config
+
+
+def one_variant(file: str, name: str, variants: Mapping[str, Any]) -> Any:
+    """The entry of a config file's variants.
+
+    Args:
+      file: its path, for the message.
+      name: what stands after the colon of ``--config=FILE:NAME``.
+      variants: by name.
+
+    Raises:
+      UserError: if there is none of that name; for a folder with the key that starts from it.
+    """
+    if name not in variants and as_path(name).is_dir():
+        raise UserError(
+            f"{file}:{name}: this file has variants ({', '.join(variants)}), and takes no workdir after the colon; to "
+            f"start from its parameters and tokenizer: --config.training.initialize_from={name}"
+        )
+    return one_of(f"variant of {file}", name, variants)
 
 
 def to_config_dict(config: Any) -> config_dict.ConfigDict:
@@ -450,6 +479,9 @@ def check(config: Config) -> None:
                 f"training.max_tokens_per_device: of task={config.task} the parts of a batch are no matter of tokens; "
                 "use training.accumulation_steps"
             )
+    if not data.count_padding and (config.task == "image_classification" or data.batching == "stream"):
+        what = "images have" if config.task == "image_classification" else "data.batching=stream has"
+        raise UserError(f"data.count_padding=False does nothing: {what} no padding; take the key away")
     _at_least("data.prefetch_batches", data.prefetch_batches, 0)
     for key in ("validation_share", "test_share"):
         _within(f"data.{key}", getattr(data, key), 0.0, 1.0)
@@ -494,6 +526,11 @@ def check(config: Config) -> None:
         raise UserError(f"data.cleaning_max_ratio={data.cleaning_max_ratio} must be at least 1")
     if data.processes is not None:
         _at_least("data.processes", data.processes, 1)
+    if data.cache_directory is not None and is_remote(data.cache_directory):
+        raise UserError(
+            f"data.cache_directory={data.cache_directory} must be on local disk, for tokenised text is mapped into "
+            "memory; leave it out, or give a folder there"
+        )
     if data.wait_minutes < 0:
         raise UserError(f"data.wait_minutes={data.wait_minutes} must be at least 0")
     if data.train_weights and len(data.train_weights) != len(data.train):
@@ -638,8 +675,10 @@ def _check_attention(model: ModelConfig) -> None:
         raise UserError(
             f"model.attention_pattern={','.join(model.attention_pattern)} does nothing without model.attention_window"
         )
-    if model.attention_logit_softcap is not None and model.attention_logit_softcap <= 0:
-        raise UserError(f"model.attention_logit_softcap={model.attention_logit_softcap} must be above 0, or None")
+    for key in ("attention_logit_softcap", "qkv_init_scale"):
+        value = getattr(model, key)
+        if value is not None and value <= 0:
+            raise UserError(f"model.{key}={value} must be above 0, or None")
     for name in model.attention_biases:
         _one_of("model.attention_biases", name, ("query", "key", "value", "output"))
     _one_of("model.rotary_scaling", model.rotary_scaling, ("none", "linear", "ntk", "llama3", "yarn"))

@@ -4,7 +4,9 @@ Buckets are reached through etils.epath and gcsfs (requirements-gcs.txt), never 
 """
 
 import contextlib
+import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ AnyPath: TypeAlias = Any
 """A ``pathlib.Path``, or for buckets an ``etils.epath.Path``, which has its methods."""
 
 BYTES_PER_COPY = 2**20
+CLIENTS = {"aiohttp", "gcsfs", "google", "requests"}  # packages of which each error tells of a bucket or the way there
+STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: |Bad Request: ")  # of TensorStore, through which Orbax goes, and gcsfs
 
 
 def as_path(path: str | os.PathLike[str]) -> AnyPath:
@@ -34,6 +38,7 @@ def as_path(path: str | os.PathLike[str]) -> AnyPath:
     import fsspec
     from etils import epath
 
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it prints a traceback of what it then raises
     # What Orbax writes by another way must be seen.
     fsspec.config.conf.setdefault("gs", {})["use_listings_cache"] = False
     try:
@@ -46,6 +51,30 @@ def as_path(path: str | os.PathLike[str]) -> AnyPath:
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Whether a path is in a bucket."""
     return "://" in os.fspath(path)
+
+
+@contextlib.contextmanager
+def reaching(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what goes wrong with a bucket, or on the way there, into a ``UserError``; of a disk nothing is turned."""
+    try:
+        yield
+    except Exception as error:
+        if not is_remote(path) or not _is_of_bucket(error):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"{path} cannot be reached: {reason}; see that this machine is online, that the bucket is there, and that "
+            "you may read and write it (gcloud auth application-default login)"
+        ) from error
+
+
+def _is_of_bucket(error: Exception) -> bool:
+    """Of a disk an ``OSError`` has a number."""
+    if not CLIENTS.isdisjoint(base.__module__.partition(".")[0] for base in type(error).__mro__):
+        return True
+    if isinstance(error, ValueError):
+        return STATUS.match(str(error)) is not None
+    return isinstance(error, (ConnectionError, TimeoutError)) or (isinstance(error, OSError) and error.errno is None)
 
 
 def user_cache() -> Path:
@@ -81,11 +110,22 @@ def remove_tree(folder: AnyPath) -> None:
 def copy_file(source: AnyPath, target: AnyPath) -> None:
     """Copy a file, whole or not at all, into a folder that is made if it is not there."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    written = target if is_remote(target) else target.with_name(target.name + ".partial")
-    with source.open("rb") as reader, written.open("wb") as writer:  # in a bucket a file is there once it is closed
-        shutil.copyfileobj(reader, writer, BYTES_PER_COPY)
-    if written != target:
-        written.replace(target)
+    written = target if is_remote(target) else target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        with source.open("rb") as reader, written.open("wb") as writer:  # in a bucket a file is there once it is closed
+            shutil.copyfileobj(reader, writer, BYTES_PER_COPY)
+        if written != target:
+            written.replace(target)
+    except BaseException:
+        if written != target:
+            written.unlink(missing_ok=True)
+        raise
+
+
+def modified(path: AnyPath) -> float:
+    """When a file was written last, in seconds; of a bucket whole ones."""
+    facts = path.stat()
+    return float(facts.mtime if is_remote(path) else facts.st_mtime)
 
 
 def write_text(path: AnyPath, text: str) -> None:

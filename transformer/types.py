@@ -193,10 +193,16 @@ class BatchView(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """An output and its score: what it was compared by with others for the same input, higher is better."""
+    """An output for a line.
+
+    text
+    score     what it was compared by with others for the same input, higher is better
+    finished  False for an output that was cut at its limit, without EOS
+    """
 
     text: str
     score: float
+    finished: bool = True
 
 
 @runtime_checkable
@@ -225,8 +231,22 @@ class Task(Protocol):
         """Batches that go once through the training data."""
         ...
 
+    def data_facts(self) -> Mapping[str, Any]:
+        """What is to be said of the training data in a report on the run, by name, in what JSON can hold: how many
+        examples there are, how many were left out and why, sizes of vocabularies. It is of data that training reads
+        anyway."""
+        ...
+
     def batch(self, step: int) -> Any:
         """Training batch number ``step`` (from 0, across epochs) in NumPy: a pure function of (seed, step)."""
+        ...
+
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a training batch can have the first step with it, ascending."""
+        ...
+
+    def num_examples(self, split: str) -> int:
+        """Of a split, which is read to count them: a missing or broken file is a ``UserError`` here."""
         ...
 
     def init(self, rng: Any) -> Params:

@@ -142,6 +142,52 @@ def test_batches_of_real_tokens_have_as_many_on_average(kind, lengths, tokens):
     assert f"a batch has on average {source_mean} source and {target_mean} target tokens" in describe(plan)
 
 
+@BATCHINGS
+@given(st.integers(1, 397), st.integers(27, 997), st.integers(1, 7), st.integers(0, 99))
+def test_few_pairs_make_as_many_batches_of_real_tokens_as_come_nearest(kind, num_pairs, tokens, buckets, seed):
+    lengths, _ = random_lengths(num_pairs, seed, low=2)
+    plan = training_plan(config_of(kind, tokens, 27, 27, buckets, count_padding=False), lengths, lengths, seed)
+    rows = num_pairs if kind == "bucket" else plan.num_batches * plan.shapes[0][0]
+    assert plan.num_batches == min(max(round(lengths.sum() / tokens), 1), rows)
+
+
+@pytest.mark.parametrize(("num_pairs", "tokens"), [(300, 2_048), (3_000, 2_048), (3_000, 25_000), (13_000, 25_000)])
+def test_batches_of_real_tokens_are_alike_where_there_are_few(num_pairs, tokens):
+    """No bucket gets a batch for what is next to nothing."""
+    source, target = text_lengths(25, 0.6, 1.05, num_pairs)
+    plan = training_plan(config_of("bucket", tokens, 256, 256, buckets=8, count_padding=False), source, target, seed=0)
+    kept = (source <= 256) & (target <= 256)
+    share = target[kept].sum() / plan.num_batches
+    assert share == pytest.approx(tokens, rel=max(0.03, 0.5 / plan.num_batches))
+    for epoch in (0, 2):
+        larger = [max(source[one.examples].sum(), target[one.examples].sum()) for one in epoch_of(plan, epoch)]
+        assert np.mean(larger) == pytest.approx(share, rel=0.02)
+        assert 0.6 * share < min(larger) and max(larger) < 1.4 * share
+
+
+@BATCHINGS
+def test_a_batch_that_is_off_by_more_than_3_percent_is_said(kind, caplog):
+    lengths = np.full(1_000, 10, np.int32)
+    for tokens, said in ((100, False), (97, False), (5_100, False), (3_000, True), (20_000, True)):
+        caplog.clear()
+        plan = training_plan(config_of(kind, tokens, 20, 20, count_padding=False), lengths, lengths, seed=0)
+        assert ("is not met to 3%" in caplog.text) == said
+        assert said == (abs(plan.mean_tokens()[0] / tokens - 1) > 0.03)
+    said = "data.tokens_per_batch=20000 is not met to 3%: an epoch has 10,000 tokens on the larger side, 1 x 10,000"
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("count_padding", [True, False])
+@BATCHINGS
+def test_every_shape_is_found(kind, count_padding):
+    plan = training_plan(config_of(kind, count_padding=count_padding), *random_lengths(401), seed=0)
+    shapes = [layout.shape for layout in epoch_of(plan, 0)]
+    assert [shapes.index(shape) for shape in plan.shapes] == [
+        step for shape in plan.shapes for step in plan.steps_of_shapes() if shapes[step] == shape
+    ]
+    assert len(plan.steps_of_shapes()) == len(plan.shapes) == len(set(shapes))
+
+
 @pytest.mark.parametrize("count_padding", [True, False])
 @BATCHINGS
 def test_a_batch_is_a_pure_function_of_seed_and_step(kind, count_padding):

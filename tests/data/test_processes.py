@@ -22,6 +22,38 @@ if __name__ == "__main__":
 """
 
 
+PREPARE = """
+from transformer.data.tfds_builders import _in_own_process
+
+if __name__ == "__main__":
+    _in_own_process("name", "root", ())
+"""
+SLOW_PACKAGE = """
+import os, time
+
+def builder(name, data_dir):
+    print(os.getpid(), flush=True)
+    time.sleep(3_600)
+"""
+
+
+def test_a_ctrl_c_ends_a_preparation(tmp_path):
+    (tmp_path / "start.py").write_text(PREPARE)
+    (tmp_path / "tensorflow_datasets.py").write_text(SLOW_PACKAGE)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, str(tmp_path / "start.py")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
+    ) as starter:
+        started = int(starter.stdout.readline())
+        starter.send_signal(signal.SIGINT)
+        try:
+            errors = starter.communicate(timeout=60)[1]
+        finally:
+            starter.kill()
+    assert "KeyboardInterrupt" in errors and not runs(started)
+
+
 def test_the_processes_end_with_the_one_that_started_them(tmp_path):
     (tmp_path / "start.py").write_text(START)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -2,6 +2,7 @@
 real one is in test_tfds_builders.py."""
 
 import dataclasses
+import datetime
 import errno
 import importlib.machinery
 import json
@@ -13,13 +14,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.bucket import bucket
+from tests.bucket import Bucket, bucket, error_of
 from transformer.config import DataConfig
 from transformer.data import tfds_builders
 from transformer.data.locks import locked
 from transformer.data.sources import PairList, make_source
 from transformer.data.tfds_builders import DataSetName, download_and_prepare
-from transformer.paths import as_path, files_below
+from transformer.paths import as_path, copy_file, files_below
 from transformer.types import UserError
 
 assert bucket  # a fixture
@@ -237,16 +238,17 @@ def test_the_one_that_waited_does_not_prepare_again(root, tmp_path, monkeypatch)
 
 def test_waiting_for_another_host_ends(root, tmp_path):
     root.mkdir()
-    with locked(root / ".wmt14_translate-de-en.lock", "preparing"):
-        message = user_error(make_source, config(tmp_path, wait_minutes=0.0), 0)
-    assert "is still preparing wmt14_translate/de-en" in message and "data.wait_minutes" in message
+    with locked(root / ".wmt14_translate.lock", "preparing"):
+        for name in ("wmt14_translate/de-en", "wmt14_translate", "wmt14_translate/de-en:1.0.0"):
+            message = user_error(make_source, config(tmp_path, name, wait_minutes=0.0), 0)
+            assert f"is still preparing {name} in" in message and "data.wait_minutes" in message
 
 
 def test_without_tensorflow_the_requirements_are_named(root, tmp_path, monkeypatch):
     monkeypatch.setattr(tfds_builders.importlib.util, "find_spec", lambda name: None)
     message = user_error(make_source, config(tmp_path), 0)
     assert f"wmt14_translate/de-en is not prepared in TFDS_DATA_DIR={root}" in message
-    assert "TensorFlow: pip install -r requirements-tfds.txt" in message
+    assert "TensorFlow: pip install -r requirements-tfds.txt" in message and not root.exists()
     prepare(root / "wmt14_translate" / "de-en" / "1.0.0")
     assert make_source(config(tmp_path), 0).size("test") == 2  # reading needs none
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
@@ -269,6 +271,21 @@ def test_what_cannot_be_prepared(root, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tfds_builders, "locked", full)
     assert "No space left on device; set TFDS_DATA_DIR" in user_error(make_source, config(tmp_path), 0)
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_folder_of_versions_is_not_taken_for_a_name(root, tmp_path, monkeypatch, absolute):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tfds_builders, "_in_own_process", None)
+    directory = tmp_path / "data" / "wmt14_translate" if absolute else Path("data", "wmt14_translate")
+    for version in ("1.0.0", "2.0.0"):
+        prepare(tmp_path / "data" / "wmt14_translate" / version)
+    message = user_error(make_source, config(tmp_path, directory), 0)
+    assert f"a folder that holds {directory}/1.0.0, {directory}/2.0.0; give one of these" in message
+    assert not root.exists()
+    prepare(root / "data" / "wmt14_translate" / "1.0.0", {**PAIRS, "train": [("a", "b")]})
+    if not absolute:  # a name that is prepared goes first
+        assert make_source(config(tmp_path, directory), 0).size("train") == 1
 
 
 def test_what_is_no_data_set_of_pairs(root, tmp_path):
@@ -308,3 +325,72 @@ def test_a_bucket_is_prepared_into_and_read_from(bucket, tmp_path, monkeypatch):
         (there / "train.records").read_text() + "\n" + json.dumps({"de": "x", "en": "y"})
     )
     assert make_source(config(tmp_path, there, cache_directory=str(tmp_path / "other")), 0).size("train") == 8
+
+
+def test_a_data_set_without_a_named_config_is_prepared_into_a_bucket_once(bucket, tmp_path, monkeypatch):
+    play(monkeypatch)
+    monkeypatch.setenv("TFDS_DATA_DIR", f"{bucket}/tfds")
+    assert make_source(config(tmp_path, "wmt_t2t_translate"), 0).size("train") == 7
+    monkeypatch.setattr(tfds_builders, "_in_own_process", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(tfds_builders, "copy_file", None)
+        assert make_source(config(tmp_path, "wmt_t2t_translate"), 0).size("train") == 7  # nothing is copied back
+    elsewhere = config(tmp_path, "wmt_t2t_translate", cache_directory=str(tmp_path / "other"))
+    assert make_source(elsewhere, 0).size("train") == 7
+
+
+def test_a_copy_of_a_data_set_follows_the_bucket(bucket, tmp_path, monkeypatch):
+    play(monkeypatch)
+    folder = as_path(f"{bucket}/data/wmt14_translate/1.0.0")
+    for name in ("Zeile", "zeile"):  # another text of the same size
+        local = prepare(tmp_path / name, {**PAIRS, "train": [(f"{name} 0", "line 0")]})
+        (local / "extra" / "deep").mkdir(parents=True)
+        (local / "extra" / "deep" / "dataset_info.json").write_text(name)
+        for path in files_below(local):
+            copy_file(path, folder / path.relative_to(local).as_posix())
+            written = Bucket.store[f"/bucket/data/wmt14_translate/1.0.0/{path.relative_to(local).as_posix()}"]
+            written.modified = datetime.datetime.fromtimestamp(len(name) if name == "Zeile" else 99, datetime.UTC)
+        assert list(make_source(config(tmp_path, folder), 0).pairs("train")) == [("line 0", f"{name} 0")]
+    copy = tmp_path / "cache" / "tfds" / "bucket" / "data" / "wmt14_translate" / "1.0.0"
+    assert (copy / "extra" / "deep" / "dataset_info.json").read_text() == "zeile"
+    assert json.loads((copy / "dataset_info.json").read_text())["splits"] == list(PAIRS)
+
+
+def test_what_another_host_has_put_into_the_bucket_stays(bucket, tmp_path, monkeypatch):
+    play(monkeypatch)
+    monkeypatch.setenv("TFDS_DATA_DIR", f"{bucket}/tfds")
+    there = as_path(f"{bucket}/tfds/wmt14_translate/de-en/1.0.0")
+
+    def slower_than_another_host(name, root, features):
+        copy_file(prepare(tmp_path / "theirs") / "dataset_info.json", there / "dataset_info.json")
+        return download_and_prepare(name, root, features)
+
+    monkeypatch.setattr(tfds_builders, "_in_own_process", slower_than_another_host)
+    assert make_source(config(tmp_path), 0).size("train") == 7
+    assert [path.name for path in files_below(there)] == ["dataset_info.json"]
+
+
+def test_a_bucket_that_fails(bucket, tmp_path, monkeypatch, caplog):
+    play(monkeypatch)
+    monkeypatch.setenv("TFDS_DATA_DIR", f"{bucket}/tfds")
+
+    def forbidden(*arguments, **options):
+        raise OSError("Forbidden: no\nstorage.objects.create")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "_open", forbidden)
+        assert make_source(config(tmp_path), 0).size("train") == 7  # what was prepared is of use all the same
+        assert "wmt14_translate/de-en stays in" in caplog.text and "Forbidden: no storage" in caplog.text
+    assert make_source(config(tmp_path), 0).size("train") == 7
+    elsewhere = config(tmp_path, cache_directory=str(tmp_path / "other"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "_open", forbidden)
+        message = user_error(make_source, elsewhere, 0)
+    assert "gs://bucket/tfds/wmt14_translate/de-en/1.0.0 cannot be reached: Forbidden: no storage" in message
+    with monkeypatch.context() as patch:
+        error = error_of("gcsfs.retry", "HttpError", Exception, "503")
+        patch.setattr(Bucket, "exists", lambda *_, **__: (_ for _ in ()).throw(error))
+        assert "gs://bucket/tfds cannot be reached: 503" in user_error(make_source, elsewhere, 0)
+    (tmp_path / "file").write_text("")
+    message = user_error(make_source, config(tmp_path, cache_directory=str(tmp_path / "file")), 0)
+    assert "Not a directory; set data.cache_directory" in message

@@ -276,6 +276,7 @@ def test_what_was_scored_is_in_the_definitions_and_tokens_are_not_tokenised_agai
     assert tokenised["bleu"] == multi_bleu(better, [references]).score and "bleu_paper" not in tokenised
     assert "tok:none" in tokenised["bleu_signature"] and "tok:none" in tokenised["bleu_interval_signature"]
     assert not any("13a" in line for line in definitions(tokenised).values())
+    assert definitions({"num_examples": 3, "accuracy": 0.5}) == {}
 
 
 def test_the_number_of_lines_names_the_test_set_that_has_as_many(monkeypatch):

@@ -26,4 +26,7 @@ def test_import_generate_score_export(tmp_path):
     found = SafetensorsFolder(exported)
     assert {name: array.tobytes() for name, array in found.items()} == {k: v.tobytes() for k, v in tensors.items()}
     assert "holds checkpoints" in mistake(*interop, "import", f"--from={source}", f"--workdir={workdir}")
+    assert "--workdir=gs://b/x must be on local disk" in mistake(
+        *interop, "import", f"--from={source}", "--workdir=gs://b/x"
+    )
     assert "is not one of import, export; did you mean import?" in mistake(*interop, "imprt")

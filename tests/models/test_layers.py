@@ -12,7 +12,7 @@ from transformer.models.feed_forward import ACTIVATIONS, FeedForward
 from transformer.models.masks import AttentionMask
 from transformer.models.multi_head_attention import MultiHeadAttention
 from transformer.models.norms import norm
-from transformer.models.seq2seq import branch_scales
+from transformer.models.seq2seq import Seq2Seq, branch_scales
 from transformer.training.partitioning import unbox
 
 ERF = np.vectorize(__import__("math").erf)
@@ -98,39 +98,46 @@ def test_every_placement_is_its_equation():
         np.testing.assert_allclose(encoded, y.sum(-1), rtol=1e-3, atol=1e-3)
 
 
+def initial_stds(**changes):
+    """Of the weights of a decoder's layer."""
+    sizes = {"d_model": 64, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    model = Seq2Seq(ModelConfig(**sizes, **changes), 9, 9)
+    ids = jnp.zeros((1, 1), jnp.int32)
+    params = unbox(jax.jit(lambda key: model.init(key, ids, ids, NO_MASKS, deterministic=True))(jax.random.key(0)))
+    layer = params["params"]["decoder"]["layers"]
+    return {
+        name: float(layer[part][name]["kernel"].std())
+        for part, name in (
+            ("self_attention", "query"),
+            ("self_attention", "value"),
+            ("cross_attention", "key"),
+            ("self_attention", "output"),
+            ("feed_forward", "up"),
+            ("feed_forward", "down"),
+        )
+    }
+
+
 def test_deep_norm_scales_are_those_of_the_paper():
     """Wang et al. 2022, figure 2, for 18 encoder and 6 decoder layers; and in the initial weights."""
     deep = ModelConfig(num_encoder_layers=18, num_decoder_layers=6, norm_placement="deep_norm")
     encoder, decoder = branch_scales(deep)
     assert encoder == pytest.approx((0.81 * (18**4 * 6) ** (1 / 16), 0.87 * (18**4 * 6) ** (-1 / 16)))
     assert decoder == pytest.approx((18**0.25, 72**-0.25))
-    from transformer.models.seq2seq import Seq2Seq
-
-    def stds(placement):
-        model = Seq2Seq(
-            ModelConfig(
-                d_model=64, d_ff=64, num_heads=4, num_encoder_layers=1, num_decoder_layers=1, norm_placement=placement
-            ),
-            9,
-            9,
-        )
-        ids = jnp.zeros((1, 1), jnp.int32)
-        params = unbox(jax.jit(lambda key: model.init(key, ids, ids, NO_MASKS, deterministic=True))(jax.random.key(0)))
-        layer = params["params"]["decoder"]["layers"]
-        return {
-            name: float(layer[part][name]["kernel"].std())
-            for part, name in (
-                ("self_attention", "query"),
-                ("self_attention", "value"),
-                ("self_attention", "output"),
-                ("feed_forward", "up"),
-                ("feed_forward", "down"),
-            )
-        }
-
-    plain, scaled = stds("post"), stds("deep_norm")
+    plain, scaled = initial_stds(norm_placement="pre"), initial_stds(norm_placement="deep_norm")
     for name, ratio in (("query", 1), ("value", 12**-0.25), ("output", 12**-0.25), ("up", 12**-0.25)):
         assert scaled[name] / plain[name] == pytest.approx(ratio, rel=1e-3)
+
+
+def test_queries_keys_and_values_of_post_norm_start_as_one_matrix():
+    plain, post = initial_stds(norm_placement="pre"), initial_stds(norm_placement="post")
+    for name, std in plain.items():
+        assert std == pytest.approx(64**-0.5, rel=0.03)  # Glorot: sqrt(2 / (64 + 64))
+        small = name in ("query", "key", "value")
+        assert post[name] / std == pytest.approx((2 / (64 + 3 * 64) / (1 / 64)) ** 0.5 if small else 1, rel=1e-3)
+    third = initial_stds(norm_placement="deep_norm", qkv_init_scale=1 / 3)
+    assert third["key"] / plain["key"] == pytest.approx(1 / 3, rel=1e-3)
+    assert third["value"] / plain["value"] == pytest.approx(12**-0.25 / 3, rel=1e-3)
 
 
 def test_the_scale_keeps_the_softmax_from_saturating():

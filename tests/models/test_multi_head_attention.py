@@ -129,7 +129,7 @@ def test_deep_norm_of_one_stack_is_that_of_the_paper():
         layer = params["decoder"]["layers"]
         return {name: float(layer["self_attention"][name]["kernel"].std()) for name in ("query", "value", "output")}
 
-    plain, scaled = std("post"), std("deep_norm")
+    plain, scaled = std("pre"), std("deep_norm")
     assert scaled["query"] == pytest.approx(plain["query"], rel=1e-6)
     for name in ("value", "output"):
         assert scaled[name] / plain[name] == pytest.approx(16**-0.25, rel=1e-5)

@@ -43,7 +43,8 @@ def family(task: str, folder: str, **training) -> Config:
     """The config of a task, with its text and its cache in a folder."""
     animals = ("cat", "dog", "bird", "fish", "mouse", "lion", "horse")
     text = "\n\n".join(" ".join([SENTENCE.format(animal)] * (1 + n % 3)) for n, animal in enumerate(animals))
-    (pathlib.Path(folder) / "train.txt").write_text(text, encoding="utf-8")
+    for stem in ("train", "val", "test"):
+        (pathlib.Path(folder) / f"{stem}.txt").write_text(text, encoding="utf-8")
     data, model, score = SECTIONS[task]
     smoothing = 0.0 if task == "sentence_embedding" else 0.1
     config = Config(

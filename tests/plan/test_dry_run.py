@@ -13,14 +13,17 @@ import pytest
 from tests.plan.families import SECTIONS, family
 from tests.system.scripts import TRAIN, last_json, mistake, run
 from transformer.config import to_json
+from transformer.data.tfds_builders import require_prepared
 from transformer.plan import dry_run as module
 from transformer.plan.dry_run import dry_run
 from transformer.tasks import TASKS, make_task
 from transformer.training.loading import checkpoint_items, fingerprints, open_checkpoints
 from transformer.training.optimizers import make_optimizer
-from transformer.training.partitioning import make_mesh, unbox
+from transformer.training.partitioning import make_mesh, place_batch, unbox
 from transformer.training.schedules import make_schedule
 from transformer.training.state import abstract_state, init_state
+from transformer.training.step import count_parts
+from transformer.training.trainer import train
 from transformer.training.workdir import CONFIG
 from transformer.types import UserError
 
@@ -125,12 +128,116 @@ def test_a_run_would_go_on_or_be_refused_and_stays_as_it_is(saved, without_progr
     assert "training would refuse it" in printed and "model.d_ff: 17 there, 19 now" in printed
     assert result["failed"] == ["workdir"] and result["start_step"] == 0
 
-    (tmp_path / "train.txt").write_text("Another text.\n\nOf two documents.\n")
+    for stem in ("train", "val", "test"):
+        (tmp_path / f"{stem}.txt").write_text("Another text.\n\nOf two documents.\n")
     moved = dataclasses.replace(config.data, directory=str(tmp_path))
     assert dry_run(dataclasses.replace(config, data=moved), workdir) == 1
     printed, result = outcome(capsys)
     assert "the training data is not what checkpoint 7 in" in printed and result["failed"] == ["workdir"]
     assert files_of(workdir) == before
+
+
+def test_splits_that_training_asks_for_late_are_looked_at_first(without_programs, tmp_path, capsys):
+    config = family("language_modeling", str(tmp_path))
+    (tmp_path / "val.txt").unlink()
+    (tmp_path / "test.txt").write_text("\n")
+    assert dry_run(config, tmp_path / "run") == 1
+    printed, result = outcome(capsys)
+    assert result["failed"] == ["validation split", "test split"]
+    missing = f"the validation split (data.validation=val) cannot be read: there is no {tmp_path / 'val.txt'}"
+    assert f"FAILED  validation split: {missing}" in printed
+    assert f"the test split (data.test=test) cannot be read: {tmp_path / 'test.txt'} holds no text" in printed
+    with pytest.raises(UserError, match=re.escape(missing)):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "tokenizer.json").exists() and not list((tmp_path / "run").glob("checkpoints/*"))
+    (tmp_path / "val.txt").write_text("A text.\n\nAnother.\n")
+    (tmp_path / "test.txt").write_text("A text.\n")
+    assert dry_run(config, tmp_path / "another") == 0
+    printed, _ = outcome(capsys)
+    assert "validation split: 2 examples" in printed and "test split: 1 examples" in printed
+
+
+def with_buckets(tmp_path, **training):
+    """Pairs of many lengths in several shapes; the first batches have not all of them."""
+    config = family("translation", str(tmp_path), **training)
+    data = dataclasses.replace(config.data, batching="bucket", num_buckets=5, num_phrases=307, tokens_per_batch=311)
+    return dataclasses.replace(config, data=data)
+
+
+@pytest.mark.parametrize("limit", [None, 103])
+def test_memory_is_that_of_the_widest_shape_of_the_whole_run(limit, tmp_path, capsys, monkeypatch):
+    program = types.SimpleNamespace(memory_analysis=lambda: None)
+    monkeypatch.setattr(module._DryRun, "compile", lambda *arguments: program)
+    monkeypatch.setattr(module._DryRun, "show_step", lambda self, batch: None)
+    monkeypatch.setattr(module, "NUM_BATCHES", 1)
+    config = with_buckets(tmp_path, max_tokens_per_device=limit)
+    plan = make_task(config)._training._plan
+    *others, (rows, source, target) = plan.shapes
+    named = {shape: " and ".join(dict.fromkeys(f"{shape[0]} x {s}" for s in shape[1:])) for shape in plan.shapes}
+    assert len(others) == 4 and plan.batch(0).shape != plan.shapes[-1]
+    assert any(b * (s + t) > rows * (source + target) for b, s, t in others)
+    assert dry_run(config, tmp_path / "run") == 0
+    printed, _ = outcome(capsys)
+    assert f"with a batch of {named[plan.shapes[-1]]}" in printed
+    assert ", the one that needs most" in printed
+    for (b, s, t), shape in named.items():
+        parts = 1 if limit is None else -(-b // (limit // max(s, t)))
+        in_parts = f"each in {parts} part{'s' * (parts > 1)} of {-(-b // parts)} row"
+        assert re.search(rf"shapes +{shape}: [01] of these batches, {in_parts}s? on each of 1 device\n", printed)
+
+
+def test_what_is_said_of_parts_is_what_is_computed(tmp_path, capsys, without_programs):
+    config = with_buckets(tmp_path, max_tokens_per_device=103)
+    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, data=2))
+    assert dry_run(config, tmp_path / "run") == 0
+    printed, _ = outcome(capsys)
+    task, mesh = make_task(config), make_mesh(config.mesh)
+    for step in task.steps_of_shapes():
+        batch = task.batch(step)
+        parts = count_parts(config.training, batch, 2)
+        placed = place_batch(mesh, batch, parts).encoder_input_tokens
+        shape = re.escape(module._shapes(batch))
+        found = re.search(rf"shapes +{shape}: .* in (\d+) parts? of (\d+) rows? on each of 2 devices", printed)
+        assert int(found[1]) == parts and parts * 2 * int(found[2]) == placed.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "stated", "printed_by_paper"),
+    [
+        ("wmt14_en_de.py:base", "63,082,496", "65M"),
+        ("wmt14_en_de.py:t2t", "60,880,896", "none"),
+        ("mine.py", None, None),
+    ],
+)
+def test_parameters_stand_beside_those_of_the_paper(name, stated, printed_by_paper, without_programs, tmp_path, capsys):
+    assert dry_run(family("translation", str(tmp_path)), tmp_path / "run", name) == 0
+    printed, result = outcome(capsys)
+    if stated is None:
+        assert "the paper prints" not in printed and "stated_parameters" not in result
+    else:
+        lines = rf"as the config states +{stated}\n +as the paper prints, rounded +{printed_by_paper}\n"
+        assert re.search(lines, printed)
+        assert f"{result['stated_parameters']:,}" == stated
+
+
+def test_a_run_that_sees_one_batch_needs_its_memory_alone(tmp_path, capsys, without_programs):
+    assert dry_run(with_buckets(tmp_path, overfit_one_batch=True), tmp_path / "run") == 0
+    assert outcome(capsys)[0].count("  shapes  ") <= 5  # those of the first batches
+
+
+def test_a_data_set_that_is_not_prepared_is_not_prepared(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
+    config = family("translation", str(tmp_path))
+    data = dataclasses.replace(config.data, source="tfds", directory="wmt14_translate/de-en")
+    config = dataclasses.replace(config, data=data)
+    with pytest.raises(UserError, match=r"is not prepared in TFDS_DATA_DIR=.*sets, and preparing it may take hours"):
+        dry_run(config, tmp_path / "run")
+    assert not (tmp_path / "sets").exists()
+    folder = tmp_path / "sets" / "wmt14_translate" / "de-en" / "1.0.0"
+    folder.mkdir(parents=True)
+    (folder / "dataset_info.json").write_text("{}")
+    for directory in ("wmt14_translate/de-en", str(folder), "no name of one"):
+        require_prepared(dataclasses.replace(data, directory=directory))  # the last is another mistake
 
 
 def test_a_damaged_checkpoint_is_seen(saved, without_programs, tmp_path, capsys):

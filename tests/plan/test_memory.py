@@ -8,12 +8,13 @@ import pytest
 
 from tests.plan.families import family
 from transformer.config import MeshConfig
-from transformer.plan.memory import bytes_on_a_device, parts_of, state_bytes
+from transformer.plan.memory import bytes_on_a_device, kept_bytes, parts_of, state_bytes, temporary_bytes
 from transformer.tasks import make_task
 from transformer.training.optimizers import make_optimizer
 from transformer.training.partitioning import make_mesh, place_batch, unbox
 from transformer.training.schedules import make_schedule
 from transformer.training.state import abstract_state
+from transformer.training.step import jit_train_step
 
 KEY = jax.random.key(0)
 
@@ -49,6 +50,37 @@ def test_bytes_and_counts_are_those_of_the_real_state(task, optimizer, ema, tmp_
     for part in tops:
         inner = [size.total for name, size in sizes.items() if name.startswith(part.name + "/")]
         assert not inner or sum(inner) == part.total
+
+
+def pairs_in_shapes(tmp_path, number: int):
+    config = family("translation", str(tmp_path))
+    sizes = {"num_buckets": number, "num_phrases": 307, "tokens_per_batch": 1_009}
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, batching="bucket", **sizes))
+
+
+def test_what_the_forward_pass_keeps_grows_with_rows_and_with_their_length(tmp_path):
+    task = make_task(pairs_in_shapes(tmp_path, 2))
+    params = unbox(jax.eval_shape(task.init, KEY))
+    shorter, longer = sorted(map(task.batch, task.steps_of_shapes()), key=lambda batch: -len(batch[0]))
+    kept = [kept_bytes(task, params, batch, rows) for batch, rows in ((longer, 6), (longer, 3), (shorter, 3))]
+    assert 1.6 * kept[1] < kept[0] < 2.1 * kept[1] and kept[2] < kept[1]
+
+
+@pytest.mark.slow
+def test_what_the_forward_pass_keeps_tells_batches_apart(tmp_path):
+    """As XLA's count of a whole step does."""
+    config = pairs_in_shapes(tmp_path, 4)
+    task, mesh = make_task(config), make_mesh(config.mesh)
+    optimizer = make_optimizer(config.training, make_schedule(config.training, config.model.d_model))
+    abstract = abstract_state(task, optimizer, False, mesh)
+    step = jit_train_step(task, optimizer, config, abstract, 1)
+    kept, counted = [], []
+    for number in task.steps_of_shapes():
+        batch = task.batch(number)
+        kept.append(kept_bytes(task, abstract.params, batch, len(batch.encoder_input_tokens)))
+        program = step.lower(abstract, place_batch(mesh, batch), jax.numpy.array(True)).compile()
+        counted.append(temporary_bytes(program))
+    assert len(kept) == 4 and np.argsort(kept).tolist() == np.argsort(counted).tolist()
 
 
 def test_a_batch_is_shared_out_over_devices():

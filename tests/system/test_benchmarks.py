@@ -7,6 +7,7 @@ import pathlib
 import runpy
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -22,6 +23,39 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent), "JAX_PLATFORMS": "cpu"}
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=env, check=False)
+
+
+def test_ablations_say_what_was_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script = types.SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "ablations.py")))
+    trained, calls = {"steps": 40}, []
+
+    def evaluate(params, split):
+        return {"bleu": 30.0, "bleu_paper": 31.5, "chrf": 50.0, "perplexity": 7.0, "bleu_signature": "sign",
+                "bleu_paper_definition": "defined"}  # fmt: skip
+
+    def load(workdir, checkpoint, config):
+        steps = list(range(4, trained["steps"] + 1, 4))[-10:]
+        found = {"steps": steps if ":" in checkpoint else steps[-1:], "metadata": {"seconds": 90.0}}
+        return types.SimpleNamespace(task=types.SimpleNamespace(evaluate=evaluate), params=None, checkpoint=found)
+
+    def train(config, workdir):
+        calls.append(workdir.name)
+        workdir.mkdir(parents=True, exist_ok=True)
+        return 0
+
+    script.scores_of.__globals__.update(train=train, load=load)
+    row = script.ROWS[0]
+    config = script.configure(row, 0, str(tmp_path), 40)
+    found = script.scores_of(row, config, tmp_path)
+    assert max(found["steps"]) == 40 and found["minutes_of_training"] == 1.5
+    assert script.scores_of(row, config, tmp_path) == found and calls == ["full-de-0"]  # kept
+    script.print_table({each.name: [found] * len(each.seeds) for each in script.ROWS})
+    assert "| full | 3 | 40 | 30.0 (30.0 - 30.0) | +0.0 | 31.5 | 50.0 | 7.00 | 2 |" in capsys.readouterr().out
+    trained["steps"] = 4_000  # what stands there has gone further
+    with pytest.raises(SystemExit, match="is at step 4000, not 20; give another --workdir"):
+        script.scores_of(row, script.configure(row, 0, str(tmp_path), 20), tmp_path)
+    assert list(json.loads((tmp_path / "full-de-0" / "ablations.json").read_text())) == ["40 average:10 beam"]
 
 
 @pytest.mark.slow

@@ -33,6 +33,19 @@ def test_the_workdir_holds_all_that_is_promised(workdir):
     } <= set(training[-1])  # fmt: skip
     assert lines[-1]["step"] == 12 and {"validation_bleu", "validation_nll_per_token"} <= set(lines[-1])
     assert "step 12:" in (workdir / "log.txt").read_text()
+    card = json.loads((workdir / "card.json").read_text(encoding="utf-8"))
+    assert card["run"]["config"] == "phrases_en_de.py" and card["run"]["state"] == "finished at update 12 of 12"
+    assert card["training"]["updates"] == card["checkpoints"]["best_in_validation"]["step"] == 12
+
+
+def test_the_card_can_be_had_at_any_time(workdir, tmp_path):
+    shutil.copytree(workdir, tmp_path / "run", ignore=shutil.ignore_patterns("card.*"))
+    command = [sys.executable, "-m", "transformer.report"]
+    printed = subprocess.run([*command, "card", f"--workdir={tmp_path}/run"], cwd=ROOT, capture_output=True, check=True)
+    assert printed.stdout == (tmp_path / "run" / "card.md").read_bytes() != b""
+    assert (tmp_path / "run" / "card.json").exists()
+    wrong = subprocess.run([*command, "crad", f"--workdir={tmp_path}"], cwd=ROOT, capture_output=True)
+    assert wrong.returncode == 2 and b"did you mean card?" in wrong.stderr
 
 
 def test_the_same_command_again_has_nothing_to_do_and_more_steps_go_on(workdir, tmp_path):
@@ -63,7 +76,7 @@ def test_eval_scores_a_split(workdir):
     assert scores["steps"] == [8, 12] and scores["num_examples"] == 500
     outputs = {path.suffix: path for path in (workdir / "outputs").iterdir()}
     assert {path.name for path in outputs.values()} == {
-        f"validation.average-2.ema.{e}" for e in ("txt", "jsonl", "html")
+        f"validation.average-2.ema.{e}" for e in ("txt", "jsonl", "html", "scores.json")
     }
     assert len(outputs[".txt"].read_bytes().split(b"\n")) == len(outputs[".jsonl"].read_bytes().split(b"\n")) == 501
     printed = result.stdout.decode()
@@ -71,6 +84,19 @@ def test_eval_scores_a_split(workdir):
         encoding="utf-8"
     )
     assert f"\nbleu_paper {scores['bleu_paper']:.6g}: the paper's way: " in printed
+    card = json.loads((workdir / "card.json").read_text(encoding="utf-8"))
+    (evaluation,) = card["evaluations"]
+    assert evaluation["steps"] == [8, 12] and evaluation["scores"]["bleu_paper"] == scores["bleu_paper"]
+    assert "### validation, average:2, ema weights" in (workdir / "card.md").read_text(encoding="utf-8")
+
+
+def test_the_doctor_looks_at_a_run(workdir):
+    result = run("eval.py", f"--workdir={workdir}", "--doctor", f"--config.data.cache_directory={workdir}/cache")
+    found = last_json(result)
+    lines = result.stdout.decode().splitlines()[:-1]
+    assert found["ok"]["steps"].startswith("12 of 12 steps") and f"ok         steps: {found['ok']['steps']}" in lines
+    assert found["recipe"] is None and "duplicates" in found["ok"] and "label smoothing" in found["not_known"]
+    assert "it takes no --checkpoint" in mistake("eval.py", f"--workdir={workdir}", "--doctor", "--checkpoint=best")
 
 
 def test_generate_gives_a_line_for_a_line(workdir):

@@ -17,7 +17,7 @@ from transformer.tasks.losses import cross_entropy
 from transformer.training.loading import load
 from transformer.training.partitioning import unbox
 from transformer.training.trainer import train
-from transformer.types import Task, UserError
+from transformer.types import Candidate, Task, UserError
 
 HEIGHT, WIDTH, CLASSES = 6, 10, ("2", "3", "11")
 SIZES = {"train": 29, "val": 17, "test": 13}
@@ -216,7 +216,7 @@ def lines(tmp_path):
 
 def test_candidates_are_the_classes_of_the_images(task, params, lines):
     found = list(task.candidates(params, lines, 3))
-    assert len(found) == len(lines) and found[3] == [("", 0.0)] * 3
+    assert len(found) == len(lines) and found[3] == [Candidate("", 0.0)] * 3
     expected = log_probs_of(task, params, arrays("test")[0][:6])
     for candidates, values in zip([*found[:3], *found[4:7]], expected, strict=True):
         assert {candidate.text for candidate in candidates} == set(CLASSES)
@@ -224,7 +224,7 @@ def test_candidates_are_the_classes_of_the_images(task, params, lines):
         assert scores == sorted(scores, reverse=True)
         np.testing.assert_allclose(scores, [values[CLASSES.index(one.text)] for one in candidates], atol=1e-5)
     assert task.predict(params, lines) == [candidates[0].text for candidates in found]
-    assert list(task.candidates(params, ["", " "], 2)) == [[("", 0.0)] * 2] * 2
+    assert list(task.candidates(params, ["", " "], 2)) == [[Candidate("", 0.0)] * 2] * 2
     with pytest.raises(UserError, match="num_best=4 is more than there are classes: 3"):
         next(task.candidates(params, lines, 4))
     with pytest.raises(UserError, match=r"there is no .*nowhere\.png"):

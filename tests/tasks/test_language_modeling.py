@@ -31,7 +31,7 @@ from transformer.tasks.text_generator import TextGenerator
 from transformer.training.loading import load
 from transformer.training.partitioning import unbox
 from transformer.training.trainer import train
-from transformer.types import Task, UserError
+from transformer.types import Candidate, Task, UserError
 
 TRAIN = "\n\n".join(
     f"the number {n}\nand {n * n} too" + ", again" * (n % 4) if n % 2 else f"number {n}" for n in range(3, 41)
@@ -322,7 +322,7 @@ def test_prompts_of_different_lengths_are_continued_as_without_a_cache(config, v
     model, tokenizer = task.model, task.tokenizer
     start = [] if start_id is None else [start_id]
     found, _ = continued(task, params, PROMPTS)
-    assert len(found) == len(PROMPTS) and found[2] == found[4] == [("", 0.0)] and found[0] == found[6]
+    assert len(found) == len(PROMPTS) and found[2] == found[4] == [Candidate("", 0.0)] and found[0] == found[6]
     assert task.predict(params, PROMPTS) == [candidate.text for [candidate] in found]
     for prompt, [candidate] in zip(PROMPTS, found, strict=True):
         if not prompt.strip():

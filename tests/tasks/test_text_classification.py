@@ -16,7 +16,7 @@ from transformer.tasks.text_classification import TextClassificationTask
 from transformer.training.loading import load
 from transformer.training.partitioning import unbox
 from transformer.training.trainer import train
-from transformer.types import Task, UserError
+from transformer.types import Candidate, Task, UserError
 
 LABELS = ("negative", "neutral", "positive")
 TRAIN = [f"{LABELS[min(n % 5, 2)]} film {n}" + ", again" * (n % 4) for n in range(37)]  # mostly positive
@@ -190,7 +190,7 @@ def test_labels_come_back_in_the_order_of_the_lines(task, params):
     assert task.predict(params, LINES) == [candidates[0].text for candidates in found]
     for line, candidates in zip(LINES, found, strict=True):
         if not line.strip():
-            assert candidates == [("", 0.0)] * 3
+            assert candidates == [Candidate("", 0.0)] * 3
             continue
         expected = log_probs_alone(task, params, line)
         assert [candidate.text for candidate in candidates] == [LABELS[n] for n in np.argsort(-expected)]

@@ -80,7 +80,7 @@ def translate(task, params, lines, num_best=1, **changes):
 def test_as_many_lines_out_as_in_and_in_their_order(task, params):
     outputs, _ = translate(task, params, AWKWARD)
     assert len(outputs) == len(AWKWARD)
-    assert outputs[1] == outputs[2] == [("", 0.0)]
+    assert outputs[1] == outputs[2] == [Candidate("", 0.0)]
     assert outputs[0] == outputs[-1]
     alone = [translate(task, params, [line])[0][0] for line in AWKWARD[:4]]
     for together, single in zip(outputs, alone, strict=False):
@@ -155,6 +155,18 @@ def test_the_limit_is_the_sentences_own(task, params):
     sizes = [len(task.source_tokenizer.encode(line)) + 1 + 4 for line in lines]
     texts = [len(task.tokenizer.encode(found[0].text)) for found in outputs]
     assert all(got <= 3 * size for got, size in zip(texts, sizes, strict=True))
+    assert not any(found[0].finished for found in outputs)
+
+
+def test_an_output_that_was_cut_is_said_to_be_so(task, params):
+    """With more room a finished output stays what it is, and one that was cut goes on."""
+    flat = jax.tree.map(np.zeros_like, params)
+    lines = [f"the number {n}" for n in range(40)]
+    outputs, wider = (translate(task, flat, lines, method="sample", max_extra_tokens=n)[0] for n in (60, 80))
+    for (found,), (longer,) in zip(outputs, wider, strict=True):
+        assert found.finished == (found.text == longer.text)
+        assert longer.finished or not found.finished
+    assert {found.finished for (found,) in outputs} == {False, True}
 
 
 def test_sampling_depends_on_seed_and_line_number_only(task, params):
@@ -247,6 +259,9 @@ def test_the_papers_score_and_the_interval_are_not_of_training(task, params, tmp
     assert [record["source"] for record in records] == ["the number seven", "at noon"]
     assert [record["reference"] for record in records] == ["die Zahl sieben", "mittags\u2028"]
     assert "".join(record["output"] + "\n" for record in records) == outputs.read_text(encoding="utf-8")
+    expected, _ = translate(task, params, ["the number seven", "at noon"])
+    assert [record["finished"] for record in records] == [found[0].finished for found in expected]
+    assert scores["num_unfinished"] == sum(not found[0].finished for found in expected)
     monkeypatch.setitem(sys.modules, "sacremoses", None)  # importing it is an error from here on
     assert not added & set(task.evaluate(params, files, during_training=True))
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from transformer.config import SCHEDULES_FREE_OF_NUM_STEPS, TrainingConfig
-from transformer.training.schedules import SCHEDULES, make_schedule
+from transformer.training.schedules import SCHEDULES, make_schedule, peak_rate
 from transformer.types import UserError
 
 ENDING = sorted(set(SCHEDULES) - set(SCHEDULES_FREE_OF_NUM_STEPS))
@@ -134,3 +134,17 @@ def test_a_decay_that_does_not_fit_is_refused(warmup_steps, decay_steps):
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(UserError, match=r"training\.schedule=cosin is not one of .*did you mean cosine\?"):
         make_schedule(config("cosin"), 64)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@given(num_steps=st.integers(1, 60), warmup=st.integers(0, 70), final=st.floats(0, 2), data=st.data())
+def test_the_peak_so_far_is_the_highest_rate_of_all_updates(name, num_steps, warmup, final, data):
+    if name in ENDING:
+        warmup = min(warmup, num_steps - 1)
+    decay_steps = data.draw(st.integers(1, max(num_steps - warmup, 1)))
+    c = config(name, num_steps=num_steps, warmup_steps=warmup, decay_steps=decay_steps, final_learning_rate=final)
+    updates = data.draw(st.integers(1, num_steps))
+    all_rates = rates(c, range(1, 61))[:updates]  # one shape, one compilation
+    rate, update = peak_rate(make_schedule(c, 512), warmup, updates)
+    assert rate == pytest.approx(max(all_rates), rel=1e-6)
+    assert all_rates[update - 1] == pytest.approx(rate, rel=1e-6)

@@ -3,12 +3,16 @@
 import dataclasses
 import json
 import logging
+import os
+import signal
+import time
 
 import jax
 import numpy as np
 import pytest
 
 from transformer.config import Config, DataConfig, EvaluationConfig, MeshConfig, ModelConfig, TrainingConfig
+from transformer.training import trainer as module
 from transformer.training.loading import load, open_checkpoints, same_assets
 from transformer.training.optimizers import make_optimizer
 from transformer.training.partitioning import make_mesh
@@ -87,6 +91,18 @@ def test_out_of_time_saves_and_ends_well(config, tmp_path, caplog):
         "compiled the step for batches of 3 x 64, computed in 3 parts of 1 rows, in"
         in (tmp_path / "log.txt").read_text()
     )
+
+
+def test_a_signal_while_the_data_is_opened_ends_at_once(config, tmp_path, monkeypatch, caplog):
+    def fetch(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+    monkeypatch.setattr(module, "open_task", fetch)
+    since = time.monotonic()
+    assert train(changed(config, preempted_exit_code=99), tmp_path) == 99
+    assert time.monotonic() - since < 30
+    assert "SIGINT: ending; a second" in caplog.text and "saving a checkpoint" not in caplog.text
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_last_good_checkpoint(config, tmp_path):

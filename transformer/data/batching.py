@@ -19,6 +19,7 @@ MAX_BOUNDS = 64  # per side, among which the bounds of the buckets are chosen
 WAITING_PAIRS = 64  # packing: among so many the one that fits best is chosen
 MAX_LANES = 2_048  # packing: rows filled side by side, where there are pairs enough
 MIN_PAIRS_PER_LANE = 1_024  # packing: the last rows of a lane are filled less well
+TOLERANCE = 0.03  # of the tokens of a batch where padding does not count, or it is said
 NUM_NAMED = 5  # dropped pairs whose numbers are reported
 
 Order = TypeVar("Order")
@@ -73,6 +74,10 @@ class Plan(Protocol):
         """Batch number ``step``, counted from 0 across epochs."""
         ...
 
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each of ``shapes`` the first batch that has it, ascending."""
+        ...
+
     def mean_tokens(self) -> tuple[float, float]:
         """Source and target tokens of a batch, padding not counted, on average over an epoch."""
         ...
@@ -90,6 +95,17 @@ def describe(plan: Plan) -> str:
         f"{plan.num_batches} batches of {shapes}; a batch has on average {source} source and {target} target tokens; "
         f"{100 * plan.padding_share():.1f}% of the positions are padding"
     )
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """The same, and what is left out, by name."""
+    source, target = plan.mean_tokens()
+    return {
+        "left_out_by_length": {each.reason: each.num_pairs for each in plan.dropped},
+        "examples_per_epoch": plan.num_examples,
+        "mean_tokens_per_batch": {"source": source, "target": target},
+        "padding_share": plan.padding_share(),
+    }
 
 
 def training_plan(
@@ -226,9 +242,10 @@ class BucketPlan:
     """A pair a row, right-padded, in batches of at most ``num_buckets`` shapes.
 
     The bounds of the buckets grow on both sides from one to the next. A pair goes into the first bucket that holds
-    it. Where padding counts, what does not fill a batch goes on into the next bucket, so that only the last batch of
-    the last bucket can have empty rows. Where it does not, the pairs of a bucket are shared out evenly among so many
-    batches that their tokens on the larger side are as many as wanted; some have one row empty.
+    it; what does not fill a batch goes on into the next bucket. Where padding counts, a batch is full when it has the
+    rows of its shape, and only the last batch of the last bucket can have empty rows. Where it does not, a batch is
+    full when it has its share of the tokens on the larger side, by the mean of its bucket: all batches have the same
+    share, and some have one row empty.
     """
 
     def __init__(
@@ -267,16 +284,19 @@ class BucketPlan:
         sizes = np.array([len(members) for members in self._members])
         # With the buckets in a line the batches of an epoch are consecutive slices, at places that do not depend on
         # the order within the buckets.
+        self._ends: np.ndarray | None = None  # of each bucket's batches, among which what came from others is mixed
         if count_padding:
             rows = np.minimum(np.maximum(tokens_per_batch // bounds.max(axis=1), 1), len(examples))
-            starts, self._shapes = _full_slices(sizes, rows)
+            starts, shapes = _full_slices(sizes, rows)
         else:
-            tokens = [np.bincount(bucket, side, len(bounds)) for side in (source, target)]
-            numbers = _share_out(np.maximum(*tokens), sizes, tokens_per_batch)
-            rows = -(-sizes // numbers)
-            starts, self._shapes = _even_slices(sizes, numbers)
+            tokens = np.maximum(*(np.bincount(bucket, side, len(bounds)) for side in (source, target)))
+            numbers, self._ends = _share_out(tokens, sizes, tokens_per_batch)
+            sizes = np.diff(self._ends, prepend=0)
+            rows = -(-sizes // np.maximum(numbers, 1))
+            starts, shapes = _even_slices(sizes, numbers)
         self._starts = np.append(starts, len(examples))
-        self.shapes = tuple((int(b), int(s), int(t)) for b, (s, t) in zip(rows, bounds, strict=True))
+        used, self._shapes = np.unique(shapes, return_inverse=True)
+        self.shapes = tuple((int(rows[index]), int(bounds[index, 0]), int(bounds[index, 1])) for index in used)
         self.num_batches = len(self._shapes)
         self._tokens = int(source.sum(dtype=np.int64)), int(target.sum(dtype=np.int64))
         self._order = PerEpoch(lambda epoch: self._shuffle(seed, epoch))
@@ -286,7 +306,11 @@ class BucketPlan:
         if seed is None:
             return np.concatenate(self._members), np.arange(self.num_batches)
         rng = np.random.default_rng([seed, epoch])
-        return np.concatenate([rng.permutation(each) for each in self._members]), rng.permutation(self.num_batches)
+        examples = np.concatenate([rng.permutation(each) for each in self._members])
+        if self._ends is not None:
+            for stretch in np.split(examples, self._ends[:-1]):
+                rng.shuffle(stretch)
+        return examples, rng.permutation(self.num_batches)
 
     def batch(self, step: int) -> Layout:
         epoch, place = divmod(step, self.num_batches)
@@ -296,6 +320,11 @@ class BucketPlan:
         rows = np.arange(len(examples))
         zeros = np.zeros_like(rows)
         return Layout(self.shapes[self._shapes[index]], examples, rows, zeros + 1, zeros, zeros)
+
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        _, order = self._order(0)
+        _, steps = np.unique(self._shapes[order], return_index=True)
+        return tuple(sorted(steps.tolist()))
 
     def mean_tokens(self) -> tuple[float, float]:
         return self._tokens[0] / self.num_batches, self._tokens[1] / self.num_batches
@@ -349,7 +378,7 @@ class PackPlan:
             rows = min(max(tokens_per_batch // max(max_lengths), 1), num_rows)
             starts, _ = _full_slices(sizes, np.array([rows]))
         else:
-            numbers = _share_out(np.array([max(self._tokens)]), sizes, tokens_per_batch)
+            numbers, _ = _share_out(np.array([max(self._tokens)]), sizes, tokens_per_batch)
             rows = int(-(-num_rows // numbers[0]))
             starts, _ = _even_slices(sizes, numbers)
         self._starts = np.append(starts, num_rows)
@@ -371,6 +400,9 @@ class PackPlan:
             before = np.cumsum(lengths[examples]) - lengths[examples]
             offsets.append(before - np.repeat(before[firsts], counts))
         return Layout(shape, examples, np.repeat(np.arange(len(chosen)), counts), within + 1, *offsets)
+
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        return (0,)
 
     def mean_tokens(self) -> tuple[float, float]:
         return self._tokens[0] / self.num_batches, self._tokens[1] / self.num_batches
@@ -407,18 +439,46 @@ def _even_slices(sizes: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np
     return np.concatenate(starts), np.repeat(np.arange(len(sizes)), numbers)
 
 
-def _share_out(tokens: np.ndarray, sizes: np.ndarray, tokens_per_batch: int) -> np.ndarray:
-    """How many batches each group is cut into: what rounding gives to one is taken from the next.
+def _share_out(tokens: np.ndarray, sizes: np.ndarray, tokens_per_batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut groups that stand in a line into batches that have the same share of all tokens, as nearly as items allow.
+
+    What does not fill a batch of a group goes on into the next, so that a group may have no batch of its own.
 
     Args:
-      tokens: [groups], on the larger side.
-      sizes: [groups], items; no batch is empty.
-      tokens_per_batch: that a batch of any group should have.
+      tokens: [groups], on the larger side; within a group an item counts as the mean of the group.
+      sizes: [groups], items.
+      tokens_per_batch: that a batch should have.
+
+    Returns:
+      numbers: [groups], of batches, none of them empty; together the whole number that comes nearest, at least one.
+      ends: [groups], where in the line the batches of each group end.
     """
-    numbers: list[int] = []
-    for wanted, size in zip(np.cumsum(tokens) / tokens_per_batch, sizes, strict=True):
-        numbers.append(min(max(round(wanted) - sum(numbers), 1), int(size)))
-    return np.array(numbers)
+    total = int(tokens.sum())
+    num_batches = max(round(total / tokens_per_batch), 1)
+    share = total / num_batches
+    if abs(share / tokens_per_batch - 1) > TOLERANCE:
+        logger.warning(
+            "data.tokens_per_batch=%d is not met to %.0f%%: an epoch has %s tokens on the larger side, %d x %s",
+            tokens_per_batch,
+            100 * TOLERANCE,
+            f"{total:,}",
+            num_batches,
+            f"{round(share):,}",
+        )
+    numbers, ends, done, end, item, last = [], [], 0, 0, 0, len(sizes) - 1
+    for group, (so_far, size) in enumerate(zip(np.cumsum(tokens), sizes, strict=True)):
+        item += int(size)
+        number = num_batches - done if group == last else min(int(so_far / share + 1e-9), num_batches) - done
+        number = min(number, item - end)
+        done += number
+        if group == last:
+            end = item
+        elif number:
+            left = (so_far - done * share) / tokens[group] * size
+            end = min(max(item - round(left), end + number), item)
+        numbers.append(number)
+        ends.append(end)
+    return np.array(numbers), np.array(ends)
 
 
 def choose_bounds(

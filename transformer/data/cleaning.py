@@ -22,7 +22,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import compress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,10 +86,21 @@ class CleanedSource:
         repeats = self._source.repeats(split)
         return repeats if repeats is None or split != "train" else repeats[self._outcome().kept]
 
+    def facts(self) -> dict[str, Any]:
+        """Counts for a report, if they are known without reading the text for them."""
+        found = self._found or _load(self._path)
+        if found is None:
+            return {"left_out_by_cleaning": None}
+        return {"pairs_before_cleaning": len(found.kept), "left_out_by_cleaning": found.counts}
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / f"{self.fingerprint_of('train')}.npz"
+
     def _outcome(self) -> Outcome:
         """Found once, and said once a process."""
         if self._found is None:
-            path = self._folder / f"{self.fingerprint_of('train')}.npz"
+            path = self._path
             self._found = _load(path) or self._clean(path)
             kept, counts = self._found
             shown = ", ".join(f"{name} {counts[name]:,}" for name in self._rules)

@@ -183,6 +183,10 @@ class MaskedTokenPipeline:
         layouts = map(self._plan.batch, range(self.num_batches))
         return int(max(np.bincount(layout.rows, most[layout.examples]).max() for layout in layouts))
 
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a batch can have the first step with it, ascending."""
+        return self._plan.steps_of_shapes()
+
     def batch(self, step: int) -> MaskedTokenBatch:
         """Batch number ``step``, counted from 0 across epochs."""
         return self.numbered_batch(step)[1]
@@ -369,6 +373,10 @@ class SpanCorruptionPipeline:
         self._noise = (density, mean_length)
         self._numbers = RandomNumbers(seed, fixed=fixed, kinds=1)
         self.num_batches = plan.num_batches
+
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a batch can have the first step with it, ascending."""
+        return self._plan.steps_of_shapes()
 
     def batch(self, step: int) -> Seq2SeqBatch:
         """Batch number ``step``, counted from 0 across epochs."""

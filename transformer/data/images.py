@@ -579,6 +579,10 @@ class ImagePipeline:
         self.num_batches = -(-len(images) // config.examples_per_batch)
         self._order = PerEpoch(lambda epoch: np.random.default_rng([seed, epoch]).permutation(len(images)))
 
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a batch can have the first step with it, ascending."""
+        return (0,)
+
     def batch(self, step: int) -> ImageBatch:
         """Batch number ``step``, counted from 0 across epochs."""
         numbers = self.numbers(step)

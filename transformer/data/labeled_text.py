@@ -438,6 +438,10 @@ class LabeledTextPipeline:
         self.shapes = tuple((num_rows, length) for num_rows, length, _ in self._plan.shapes)
         self.padding_share = self._plan.padding_share()
 
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a batch can have the first step with it, ascending."""
+        return self._plan.steps_of_shapes()
+
     def batch(self, step: int) -> LabeledTextBatch:
         """Batch number ``step``, counted from 0 across epochs."""
         layout = self._plan.batch(step)

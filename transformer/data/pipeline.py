@@ -31,6 +31,10 @@ class Pipeline:
         self._bos_id = tokenizers[1].bos_id
         self.num_batches = plan.num_batches
 
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a batch can have the first step with it, ascending."""
+        return self._plan.steps_of_shapes()
+
     def batch(self, step: int) -> Seq2SeqBatch:
         """Batch number ``step``, counted from 0 across epochs."""
         layout = self._plan.batch(step)
@@ -95,6 +99,10 @@ class DocumentPipeline:
         self.shapes = tuple((rows, length) for rows, _, length in plan.shapes)
         self.padding_share = plan.padding_share()
 
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a batch can have the first step with it, ascending."""
+        return self._plan.steps_of_shapes()
+
     def batch(self, step: int) -> TokenBatch:
         """Batch number ``step``, counted from 0 across epochs."""
         layout = self._plan.batch(step)
@@ -157,6 +165,10 @@ class StreamPipeline:
         rng = np.random.default_rng([seed, epoch])
         return int(rng.integers(self._num_tokens)), rng.permutation(self._num_rows)
 
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a batch can have the first step with it, ascending."""
+        return (0,)
+
     def batch(self, step: int) -> TokenBatch:
         """Batch number ``step``, counted from 0 across epochs."""
         epoch, place = divmod(step, self.num_batches)
@@ -188,6 +200,10 @@ class PrefixPipeline:
         self._pipeline = pipeline
         self._seed = seed
         self.num_batches = pipeline.num_batches
+
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a batch can have the first step with it, ascending."""
+        return self._pipeline.steps_of_shapes()
 
     def batch(self, step: int) -> TokenBatch:
         """Batch number ``step``, counted from 0 across epochs."""

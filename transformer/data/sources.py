@@ -469,7 +469,7 @@ def writing_cache(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write {path}: {error.strerror}; set data.cache_directory to a folder on a disk with room"
+            f"cannot write {path}: {error.strerror or error}; set data.cache_directory to a folder on a disk with room"
         ) from error
 
 

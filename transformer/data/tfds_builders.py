@@ -1,8 +1,12 @@
-"""Data sets of TensorFlow Datasets: found where they are prepared, or prepared there once.
+"""Data sets of TensorFlow Datasets: found where they are prepared, or prepared there.
 
 ``data.directory`` names one as ``NAME``, ``NAME/CONFIG``, ``NAME/CONFIG/VERSION`` or ``NAME/CONFIG:VERSION`` below
 ``TFDS_DATA_DIR`` (``~/tensorflow_datasets`` where that is not set), or is the folder of a prepared one. Both may lie in
 a bucket (``gs://``); then the data set is copied to the cache, on local disk.
+
+A data set is prepared once on each disk: the processes and hosts that share it wait for the first. With
+``TFDS_DATA_DIR`` in a bucket, which has no locks, hosts that start together all prepare it, and the first that is done
+puts it there; a dry run on one of them beforehand spares the others the work.
 
 Preparing needs TensorFlow, which runs in a process of its own and sees no accelerator. Reading needs none.
 """
@@ -20,14 +24,15 @@ from typing import Any, NamedTuple
 
 from transformer.config import DataConfig
 from transformer.data.locks import locked
-from transformer.data.processes import start_pool
+from transformer.data.processes import WHY_ENDED, start_pool, terminate
 from transformer.data.sources import cache_folder, names_near, writing_cache
-from transformer.paths import AnyPath, as_path, copy_file, file_size, files_below, is_remote
+from transformer.paths import AnyPath, as_path, copy_file, file_size, files_below, is_remote, modified, reaching
 from transformer.progress import progress
 from transformer.types import UserError, nearest
 
 INSTALL = "pip install -r requirements-tfds.txt"
 INFO = "dataset_info.json"  # what every prepared data set has, written last
+DEFAULT = ".config/metadata.json"  # which config of a data set is meant where none is named
 NAME = re.compile(r"([a-z]\w*)(?:/([A-Za-z][\w.-]*))?(?:[:/](\d+\.\d+\.\d+))?")
 
 logger = logging.getLogger(__name__)
@@ -66,7 +71,8 @@ def open_builder(config: DataConfig, features: Sequence[str]) -> tuple[Any, Any]
             "data.directory is not set; data.source=tfds needs NAME/CONFIG, as wmt14_translate/de-en, or the folder of "
             "a prepared data set: --config.data.directory=NAME/CONFIG"
         )
-    folder = _folder(config, directory, features)
+    with reaching(directory if is_remote(directory) else data_dir()):
+        folder = _folder(config, directory, features)
     try:
         builder = tfds.builder_from_directory(folder)
         formats = {str(one.value) for one in builder.info.available_file_formats()}
@@ -83,6 +89,20 @@ def open_builder(config: DataConfig, features: Sequence[str]) -> tuple[Any, Any]
     return tfds, builder
 
 
+def require_prepared(config: DataConfig) -> None:
+    """Raise a ``UserError`` if :func:`open_builder` would have to prepare the data set first."""
+    if config.source != "tfds" or config.directory is None:
+        return
+    name = DataSetName.parse(config.directory)
+    if name is None or (as_path(config.directory) / INFO).exists() or _prepared(as_path(data_dir()), name):
+        return
+    raise UserError(
+        f"data.directory={name} is not prepared in TFDS_DATA_DIR={data_dir()}, and preparing it may take hours: "
+        "train.py without --dry_run does that first. Other text can be looked at until then: "
+        "--config.data.source=files --config.data.directory=DIR"
+    )
+
+
 def require_features(directory: str, known: Sequence[str], needed: Sequence[str]) -> None:
     """Raise a ``UserError`` for a feature that the examples do not have."""
     for name in needed:
@@ -92,6 +112,14 @@ def require_features(directory: str, known: Sequence[str], needed: Sequence[str]
                 f"{nearest(name, dict.fromkeys(known))}; for pairs these are the names of the languages "
                 "(data.source_language, data.target_language)"
             )
+
+
+def is_prepared(directory: str) -> bool:
+    """Whether the data set that ``data.directory`` names is there, so that opening it prepares none."""
+    name = DataSetName.parse(directory)
+    if (as_path(directory) / INFO).exists():
+        return True
+    return name is not None and _prepared(as_path(data_dir()), name) is not None
 
 
 def data_dir() -> str:
@@ -105,15 +133,23 @@ def _folder(config: DataConfig, directory: str, features: Sequence[str]) -> Path
     if (given / INFO).exists():
         return _on_disk(given, config)
     name = DataSetName.parse(directory)
+    root = as_path(data_dir())
+    found = _prepared(root, name) if name else None
+    if found:
+        return _on_disk(found, config)
+    versions = [os.fspath(path.parent) for path in sorted(given.glob(f"*/{INFO}"))]
+    if versions:
+        raise UserError(
+            f"data.directory={directory} is no prepared data set but a folder that holds {', '.join(versions)}; give "
+            "one of these"
+        )
     if name is None:
         near = "" if is_remote(given) else names_near(Path(directory))
         raise UserError(
             f"data.directory={directory} is neither the folder of a prepared data set (it holds no {INFO}) nor the "
             f"name of one, NAME/CONFIG or NAME/CONFIG:VERSION{near}"
         )
-    root = as_path(data_dir())
-    found = _prepared(root, name)
-    return _on_disk(found, config) if found else _prepare(root, name, config, features)
+    return _prepare(root, name, config, features)
 
 
 def _prepared(root: AnyPath, name: DataSetName) -> AnyPath:
@@ -121,7 +157,7 @@ def _prepared(root: AnyPath, name: DataSetName) -> AnyPath:
 
     Where no config is named, it is the one that the package noted as the default, if the data set has configs.
     """
-    folder, default = root / name.name, root / name.name / ".config" / "metadata.json"
+    folder, default = root / name.name, root / name.name / DEFAULT
     if name.config:
         folder = folder / name.config
     elif default.exists():
@@ -138,9 +174,11 @@ def _prepared(root: AnyPath, name: DataSetName) -> AnyPath:
 def _prepare(root: AnyPath, name: DataSetName, config: DataConfig, features: Sequence[str]) -> Path:
     """Prepare a data set while others wait; gives its folder on local disk."""
     place = _local(root, config)
+    lock = place / f".{name.name}.lock"  # of all its configs: one of them may be meant without being named
     try:
+        if not lock.exists():  # nobody prepares it whom we could wait for
+            _require_tensorflow(name, root)
         place.mkdir(parents=True, exist_ok=True)
-        lock = place / f".{name.name}-{name.config or ''}.lock"
         with locked(lock, f"preparing {name} in {place}", config.wait_minutes):
             found = _prepared(place, name)  # the process that we waited for has made it
             if found is None:
@@ -153,8 +191,22 @@ def _prepare(root: AnyPath, name: DataSetName, config: DataConfig, features: Seq
             "with room"
         ) from error
     if is_remote(root):
-        _copy_all(found, root / found.relative_to(place).as_posix())
+        _put(found, place, root, name)
     return found
+
+
+def _put(found: Path, place: Path, root: AnyPath, name: DataSetName) -> None:
+    """Copy what was prepared to the bucket, if no other host has; what goes wrong there is a warning."""
+    try:
+        with reaching(root):
+            if _prepared(root, name):
+                return
+            default = Path(name.name) / DEFAULT
+            if (place / default).exists():
+                copy_file(place / default, root / default.as_posix())
+            _copy_all(found, root / found.relative_to(place).as_posix())
+    except UserError as error:
+        logger.warning("%s stays in %s and was not copied: %s", name, place, error)
 
 
 def _require_tensorflow(name: DataSetName, root: AnyPath) -> None:
@@ -170,7 +222,10 @@ def _in_own_process(name: str, root: str, features: tuple[str, ...]) -> str:
         try:
             return pool.submit(download_and_prepare, name, root, features).result()
         except BrokenProcessPool as error:
-            raise UserError(f"preparing {name} was killed, as happens where memory runs out") from error
+            raise UserError(f"the process that prepares {name} {WHY_ENDED}") from error
+        except BaseException:  # a Ctrl-C, for which the block would wait until all is fetched
+            terminate(pool)
+            raise
 
 
 def _hide_accelerators() -> None:
@@ -228,7 +283,7 @@ def _on_disk(folder: AnyPath, config: DataConfig) -> Path:
     """The folder of a prepared data set, copied to local disk if it is elsewhere."""
     local = _local(folder, config)
     if is_remote(folder):
-        with writing_cache(local):
+        with writing_cache(local), reaching(folder):
             local.parent.mkdir(parents=True, exist_ok=True)
             with locked(local.with_name(f"{local.name}.lock"), f"copying {folder}"):
                 _copy_all(folder, local)
@@ -236,9 +291,18 @@ def _on_disk(folder: AnyPath, config: DataConfig) -> Path:
 
 
 def _copy_all(source: AnyPath, target: AnyPath) -> None:
-    """Copy the files of a folder that are not there with their size; what tells that it is whole comes last."""
+    """Copy a folder; what tells that it is whole comes last.
+
+    The file on local disk gets the time of the one in the bucket: as long as time and size are the same, so are they.
+    """
     files = sorted(files_below(source), key=lambda path: path.name == INFO)
     for path in progress(files, f"copying {source}", len(files), "file"):
-        copy = target / path.name
-        if path.name == INFO or not copy.exists() or file_size(copy) != file_size(path):
-            copy_file(path, copy)
+        copy = target / path.relative_to(source).as_posix()
+        time = modified(path)
+        if copy.exists() and (file_size(copy), modified(copy)) == (file_size(path), time):
+            continue
+        copy_file(path, copy)
+        if is_remote(target):
+            os.utime(path, (modified(copy), modified(copy)))
+        else:
+            os.utime(copy, (time, time))

@@ -14,6 +14,7 @@ from pathlib import Path
 from absl import flags
 
 from transformer import commands
+from transformer.paths import is_remote
 from transformer.types import UserError, one_of
 
 FROM = flags.DEFINE_string("from", None, "import: a folder with config.json and safetensors, or a .gguf file")
@@ -44,6 +45,8 @@ COMMANDS = {"import": import_weights, "export": export_weights}
 def _given(flag: flags.FlagHolder[str | None]) -> Path:
     if flag.value is None:
         raise UserError(f"--{flag.name} is not given; see --help")
+    if is_remote(flag.value):
+        raise UserError(f"--{flag.name}={flag.value} must be on local disk; a workdir can be copied to a bucket later")
     return Path(flag.value).expanduser()
 
 

@@ -125,6 +125,7 @@ def import_pretrained(
             "data_fingerprint": f"weights of {family.name}",
             "assets_fingerprint": task.assets_fingerprint(),
             "seconds": 0.0,
+            "work": {},
         }
     checkpoints = open_checkpoints(workdir, config)
     checkpoints.save(0, params, {"step": np.int32(0)}, metadata=metadata)

@@ -25,6 +25,11 @@ class MultiHeadAttention(nn.Module):
     Queries and keys that are smaller than values (``qk_head_dim``) are filled up with zeros to the size of values, so
     that K is one size for every kernel and cache: that changes no dot product.
 
+    The paper is silent on the initial weights. The code of 2017 (Tensor2Tensor) made queries, keys and values of
+    self-attention with one matrix [D, 3 D], whose Glorot weights have 2**-0.5 of the standard deviation of three
+    [D, D]. Fairseq has that factor for every attention, and so has post-norm here (``qkv_init_scale``): without it a
+    small model did not learn to look at the source (docs/reproduction.md, section 11).
+
     init_scale: factor on the standard deviation of the initial weights of values and output.
 
     Reference: Vaswani et al. 2017, section 3.2.2; Shazeer 2019 (G = 1); Ainslie et al. 2023 (1 < G < H). Queries and
@@ -38,15 +43,16 @@ class MultiHeadAttention(nn.Module):
         config = self.config
         width = (config.d_model,)
 
-        def linear(name: str, inputs: Any, outputs: Any, axes: Any, init_scale: float = 1.0) -> Linear:
+        def linear(name: str, inputs: Any, outputs: Any, axes: Any, init_scale: float) -> Linear:
             biased = name in config.attention_biases
             return Linear(inputs, outputs, axes, biased, jnp.dtype(config.dtype), init_scale)
 
         queries, outputs = ((config.num_heads, size) for size in (config.qk_head_size, config.head_size))
         keys, values = ((config.kv_heads, size) for size in (config.qk_head_size, config.head_size))
-        self.query = linear("query", width, queries, ("embed", "heads", "head_dim"))
-        self.key = linear("key", width, keys, ("embed", "kv_heads", "head_dim"))
-        self.value = linear("value", width, values, ("embed", "kv_heads", "head_dim"), self.init_scale)
+        scale = config.qkv_scale
+        self.query = linear("query", width, queries, ("embed", "heads", "head_dim"), scale)
+        self.key = linear("key", width, keys, ("embed", "kv_heads", "head_dim"), scale)
+        self.value = linear("value", width, values, ("embed", "kv_heads", "head_dim"), scale * self.init_scale)
         self.output = linear("output", outputs, width, ("heads", "head_dim", "embed"), self.init_scale)
         if config.qk_norm:
             self.query_norm = rms_norm(config, "head_dim")

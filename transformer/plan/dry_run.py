@@ -13,20 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.config import Config, flatten
+from transformer.data.tfds_builders import require_prepared
 from transformer.plan.checks import BatchChecks, Check, check_loss, check_special_ids, failed
 from transformer.plan.memory import (
     QUICK_COMPILATION,
     bytes_on_a_device,
     device_limit,
     host_memory,
+    kept_bytes,
     parts_of,
     state_bytes,
     temporary_bytes,
 )
 from transformer.plan.rows import show_attention, show_row
+from transformer.report.reference import reference_of
 from transformer.training.devices import select_platform
 from transformer.training.loading import (
     checkpoint_items,
+    count_examples,
     fingerprints,
     open_checkpoints,
     open_task,
@@ -50,26 +54,29 @@ REDUCED_POSITIONS = 1_024  # of the batch of the one real step, in about so many
 logger = logging.getLogger(__name__)
 
 
-def dry_run(config: Config, workdir: Path) -> int:
+def dry_run(config: Config, workdir: Path, name: str | None = None) -> int:
     """Build all that training would, run one step on a few rows, and print what it comes to.
 
-    Nothing is written but tokenised text and compiled programs, into the caches that training uses too. The last line
-    of standard output is one JSON object.
+    A minute, where the data is prepared and tokenised. Nothing is written but what training would keep in its caches
+    too: vocabularies, tokenised text, fingerprints of the text and what cleaning found, compiled programs, copies of
+    what lies in a bucket. Nothing is downloaded but that. The last line of standard output is one JSON object.
 
     Args:
       workdir: of the run, which need not be there; it is left as it is.
+      name: of the config file with its variant; None: not known, and nothing published is shown.
 
     Returns:
       The exit code: 0, or 1 if a check failed.
 
     Raises:
-      UserError: for mistakes in config or data.
+      UserError: for mistakes in config or data, and for a data set that would have to be prepared first.
     """
     require_no_file(workdir)
+    require_prepared(config.data)
     select_platform(config.mesh.platform)
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXES):
-        result, checks = _DryRun(config, workdir, mesh).run()
+        result, checks = _DryRun(config, workdir, mesh, name).run()
     names = failed(checks)
     print(json.dumps({**result, "failed": names}))
     return 1 if names else 0
@@ -78,23 +85,21 @@ def dry_run(config: Config, workdir: Path) -> int:
 class _Batches(NamedTuple):
     """The first batches of a run.
 
-    first    as many as are shown
-    largest  that with the most positions
-    work     what each amounts to, see :meth:`transformer.types.Task.work`
-    shapes   how many have which shapes
+    first   as many as are shown
+    work    what each amounts to, see :meth:`transformer.types.Task.work`
+    shapes  a batch of each shape that there is in the whole run, and how many of the first batches have it
     """
 
     first: list[Any]
-    largest: Any
     work: list[dict[str, float]]
-    shapes: dict[str, int]
+    shapes: dict[str, tuple[Any, int]]
 
 
 class _DryRun:
     """A run that is not run: its parts, and a method for each section of what is printed."""
 
-    def __init__(self, config: Config, workdir: Path, mesh: jax.sharding.Mesh):
-        self.config, self.workdir, self.mesh = config, workdir, mesh
+    def __init__(self, config: Config, workdir: Path, mesh: jax.sharding.Mesh, name: str | None):
+        self.config, self.workdir, self.mesh, self.name = config, workdir, mesh, name
         self.schedule = make_schedule(config.training, config.model.d_model)
         self.optimizer = make_optimizer(config.training, self.schedule)
         self.checkpoints = open_checkpoints(workdir, config)
@@ -110,12 +115,13 @@ class _DryRun:
         self.show_workdir()
         self.show_parameters()
         self.show_schedule()
+        self.look_at_splits()
         batches = self.look_at_batches()
         self.show_batches(batches)
         self.show_flops(batches.work)
         self.show_rows(batches.first)
         self.show_step(batches.first[0])
-        self.show_memory(batches.largest)
+        self.show_memory([batch for batch, _ in batches.shapes.values()])
         self.show_checks()
         return self.result, self.checks
 
@@ -172,6 +178,11 @@ class _DryRun:
             indent = "    " if "/" in name else "  "
             print(f"{indent + name:<34}{total:>16,}" + (f"{active:>16,} active" if sparse else ""))
         self.result |= {"num_parameters": parts[-1].total, "num_active_parameters": parts[-1].active}
+        for published in list(reference_of(self.name).published.values())[:1]:  # each test set has the same numbers
+            paper = "none" if published.millions is None else f"{published.millions}M"
+            print(f"  {'as the config states':<32}{published.parameters:>16,}")
+            print(f"  {'as the paper prints, rounded':<32}{paper:>16}")
+            self.result |= {"stated_parameters": published.parameters, "paper_parameters_millions": published.millions}
 
     def show_schedule(self) -> None:
         training = self.config.training
@@ -190,11 +201,22 @@ class _DryRun:
             print(f"  step {step:>9,}: {rates[step - 1]:.4g}{' (the peak)' if step == peak else ''}")
         self.result["peak_learning_rate"] = float(rates[peak - 1])
 
+    def look_at_splits(self) -> None:
+        """Read what training would ask for late, at its first evaluation, and what it leaves to eval.py."""
+        for split in ("validation", "test"):
+            try:
+                found, passed = f"{count_examples(self.task, self.config, split):,} examples", True
+            except UserError as error:
+                found, passed = str(error), False
+            self.checks.append(Check(f"{split} split", passed, found))
+
     def look_at_batches(self) -> _Batches:
-        """Build the first batches, and check all of them."""
-        checks, first, work, largest, most = BatchChecks(), [], [], None, -1.0
-        shapes: dict[str, int] = {}
-        for number in range(min(NUM_BATCHES, self.task.steps_per_epoch())):
+        """Build the first batches and one of each shape that comes later, and check all of them."""
+        checks, first, work = BatchChecks(), [], []
+        shapes: dict[str, tuple[Any, int]] = {}
+        number_looked_at = min(NUM_BATCHES, self.task.steps_per_epoch())
+        later = () if self.config.training.overfit_one_batch else self.task.steps_of_shapes()
+        for number in (*range(number_looked_at), *(step for step in later if step >= number_looked_at)):
             batch = self.task.batch(number)
             view = self.task.view(batch)
             checks.add(number, view)
@@ -202,13 +224,13 @@ class _DryRun:
                 self.checks.append(check_special_ids(view))
             if number < NUM_SHOWN:
                 first.append(batch)
-            work.append(dict(self.task.work(batch)))
-            if work[-1]["positions"] > most:
-                largest, most = batch, work[-1]["positions"]
-            shape = _shapes(batch)
-            shapes[shape] = shapes.get(shape, 0) + 1
+            _, count = shapes.get(shape := _shapes(batch), (batch, 0))
+            if number < number_looked_at:
+                work.append(dict(self.task.work(batch)))
+                count += 1
+            shapes[shape] = batch, count
         self.checks += checks.results()
-        return _Batches(first, largest, work, shapes)
+        return _Batches(first, work, shapes)
 
     def show_batches(self, batches: _Batches) -> None:
         work, per_epoch, training = batches.work, self.task.steps_per_epoch(), self.config.training
@@ -220,8 +242,10 @@ class _DryRun:
         totals = {name: sum(each[name] for each in work) for name in work[0]}
         share = padding_share(totals)
         print(f"  padding          {share:.1%} of the positions")
-        for shape, number in sorted(batches.shapes.items(), key=lambda item: -item[1]):
-            print(f"  shapes           {shape}: {number} batches")
+        for shape, (batch, number) in sorted(batches.shapes.items(), key=lambda item: -item[1][1]):
+            parts, rows = self.parts_and_rows(batch)
+            print(f"  shapes           {shape}: {number} of these batches, each in {_count(parts, 'part')} of", end=" ")
+            print(f"{_count(rows, 'row')} on each of {_count(self.mesh.size, 'device')}")
         epochs = training.num_steps / per_epoch
         print(f"  the run          {training.num_steps:,} steps, {epochs:,.2f} epochs", end="")
         print(" of batch 0 (training.overfit_one_batch)" if training.overfit_one_batch else "")
@@ -257,11 +281,37 @@ class _DryRun:
             for line in show_attention(view.attention, 0):
                 print(f"  {line}")
 
-    def show_memory(self, batch: Any) -> None:
-        """For the largest of the batches."""
+    def parts_and_rows(self, batch: Any) -> tuple[int, int]:
+        """In how many parts a batch is computed, and how many rows of each a device has."""
+        parts = count_parts(self.config.training, batch, self.mesh.size)
+        return parts, -(-len(jax.tree.leaves(batch)[0]) // (parts * self.mesh.size))
+
+    def largest_of(self, batches: list[Any]) -> Any:
+        """That of batches of different shapes whose parts need most memory.
+
+        It is that with most positions, or where attention outweighs all else that with the longest rows.
+        """
+        sizes = []
+        for batch in batches:
+            leaves, (_, rows) = jax.tree.leaves(batch), self.parts_and_rows(batch)
+            length = max((leaf.shape[1] for leaf in leaves if leaf.ndim == 2), default=1)
+            sizes.append((rows * self.task.work(batch)["positions"] / len(leaves[0]), rows * length**2))
+        candidates = np.unique(np.argmax(sizes, axis=0)).tolist()
+        if len(candidates) == 1:
+            return batches[candidates[0]]
+
+        def needed(batch: Any) -> int:
+            return kept_bytes(self.task, self.abstract.params, batch, self.parts_and_rows(batch)[1])
+
+        return max((batches[candidate] for candidate in candidates), key=needed)
+
+    def show_memory(self, batches: list[Any]) -> None:
+        """For the largest of the batches, one of each shape."""
         device = self.mesh.devices.flat[0]
         _title(f"Memory of each of {self.mesh.size} {device.platform} device(s)")
-        parts = count_parts(self.config.training, batch, self.mesh.size)
+
+        batch = self.largest_of(batches)
+        parts, rows = self.parts_and_rows(batch)
         placed = place_batch(self.mesh, batch, parts)
         compiled = self.compile(placed, parts, QUICK_COMPILATION.get(device.platform))
         sizes = {**state_bytes(self.abstract), "batch": bytes_on_a_device(placed)}
@@ -274,8 +324,9 @@ class _DryRun:
             print(f"  temporaries      {_gibibytes(temporaries)} for gradients, activations and logits, by XLA's count")
             sizes["temporaries"] = temporaries
         total = sum(sizes.values())
-        in_parts = f", computed in {parts} parts" if parts > 1 else ""
-        print(f"  total            {_gibibytes(total)} with a batch of {_shapes(batch)}{in_parts}")
+        in_parts = f", in {parts} parts of {_count(rows, 'row')}" if parts > 1 else ""
+        most = ", the one that needs most" if len(batches) > 1 else ""
+        print(f"  total            {_gibibytes(total)} with a batch of {_shapes(batch)}{in_parts}{most}")
         print(
             f"  Exact but for the temporaries: those are of XLA's program for {device.device_kind}, and another kind of"
         )
@@ -383,6 +434,10 @@ def _title(text: str) -> None:
 
 def _gibibytes(size: int) -> str:
     return f"{size / 2**30:>9.3f} GiB" if size >= 2**20 else f"{size / 2**10:>9.3f} KiB"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("s" if number > 1 else "")
 
 
 def _shapes(batch: Any) -> str:

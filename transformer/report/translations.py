@@ -54,8 +54,12 @@ def write(outputs: Path, title: str, scores: Mapping[str, Any]) -> Path:
       title: what was scored.
       scores: of the outputs, as ``transformer.evaluation.text_scores.full_score`` gives them, and others.
     """
-    records = outputs.with_suffix(".jsonl").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    sentences = [Sentence(number, **json.loads(record)) for number, record in enumerate(records, start=1)]
+    lines = outputs.with_suffix(".jsonl").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    records = map(json.loads, lines)
+    sentences = [
+        Sentence(number, record["source"], record["reference"], record["output"])
+        for number, record in enumerate(records, start=1)
+    ]
     path = outputs.with_suffix(".html")
     path.write_text(page(title, sentences, scores), encoding="utf-8")
     return path

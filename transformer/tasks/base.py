@@ -11,6 +11,8 @@ import jax
 import numpy as np
 
 from transformer.config import Config, ModelConfig
+from transformer.data.batching import Plan, plan_facts
+from transformer.data.cleaning import CleanedSource
 from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
 from transformer.data.sources import ParallelSource, cache_folder
 from transformer.data.store import Store, open_store
@@ -26,8 +28,8 @@ from transformer.types import Candidate, Params, Sums, UserError, one_of
 class BaseTask:
     """The parts of :class:`transformer.types.Task` that most tasks share.
 
-    A subclass states what it needs, and has ``_source`` (with ``fingerprint_of``), ``_training`` (a pipeline with
-    ``num_batches`` and ``batch``), ``tokenizer``, ``model`` and ``candidates``.
+    A subclass states what it needs, and has ``_source`` (with ``fingerprint_of`` and ``size``), ``_training`` (a
+    pipeline with ``num_batches``, ``batch`` and ``steps_of_shapes``), ``tokenizer``, ``model`` and ``candidates``.
 
     name       the value of ``task``
     variant    the value of ``model.variant``
@@ -47,6 +49,7 @@ class BaseTask:
     tokenizer: Any
     _source: Any
     _training: Any
+    _plan: Optional[Plan] = None  # of training pairs, once the batches of training are asked for
 
     def __init__(self, config: Config):
         """
@@ -94,8 +97,30 @@ class BaseTask:
         number: int = self._training.num_batches
         return number
 
+    def data_facts(self) -> dict[str, Any]:
+        tokenizers = () if self.tokenizer is None else self._side_tokenizers()
+        sizes = {each.fingerprint: each.vocab_size for each in tokenizers}
+        facts: dict[str, Any] = {
+            "vocabulary_sizes": list(sizes.values()),
+            "batches_per_epoch": self.steps_per_epoch(),
+        }
+        if isinstance(self._source, CleanedSource):
+            facts |= self._source.facts()
+        if "train" in self._stores:
+            store = self._stores["train"]
+            facts["pairs" if len(store.sides) == 2 else "documents"] = len(store)
+        return facts if self._plan is None else {**facts, **plan_facts(self._plan)}
+
     def batch(self, step: int) -> Any:
         return self._training.batch(step)
+
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        steps: tuple[int, ...] = self._training.steps_of_shapes()
+        return steps
+
+    def num_examples(self, split: str) -> int:
+        number: int = self._source.size(split)
+        return number
 
     def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
         raise NotImplementedError

@@ -76,6 +76,9 @@ class ImageClassificationTask(BaseTask):
     def _source(self) -> ImageSource:
         return ImageSource(self.config.data, self.config.seed)
 
+    def num_examples(self, split: str) -> int:
+        return len(self._source.split(split))
+
     @functools.cached_property
     def _fingerprint(self) -> str:
         return self._source.split("train").fingerprint()
@@ -85,6 +88,10 @@ class ImageClassificationTask(BaseTask):
 
     def assets_fingerprint(self) -> str:
         return "none"
+
+    def data_facts(self) -> dict[str, Any]:
+        images, shape = self._source.split("train"), list(self.classes.image_shape)
+        return {**super().data_facts(), "images": len(images), "image_shape": shape, "classes": len(self.classes.names)}
 
     @functools.cached_property
     def _training(self) -> ImagePipeline:

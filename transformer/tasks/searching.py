@@ -86,10 +86,11 @@ class LineSearch:
                 first = length - size if self.pads_left else 0
                 tokens[row, first : first + size] = inputs[number]
             found = jax.device_get(self._search(params, tokens, lengths, start + line_numbers, num_best))
+            outputs = found.tokens, found.lengths, found.scores, found.finished
             for row, number in enumerate(numbers):
                 results[number] = [
-                    Candidate(self._text(inputs[number], ids[:size].tolist()), float(value))
-                    for ids, size, value in zip(found.tokens[row], found.lengths[row], found.scores[row], strict=True)
+                    Candidate(self._text(inputs[number], ids[:size].tolist()), float(value), bool(finished))
+                    for ids, size, value, finished in zip(*(field[row] for field in outputs), strict=True)
                 ]
         return results
 

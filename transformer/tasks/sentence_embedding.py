@@ -82,7 +82,7 @@ class SentenceEmbeddingTask(BaseTask):
             )
         store = self._store(self._source, "train")
         first, second = (_with_bos(side.lengths) for side in store.sides)
-        plan = training_plan(config.data, first, second, config.seed, self._source.repeats("train"))
+        plan = self._plan = training_plan(config.data, first, second, config.seed, self._source.repeats("train"))
         logger.info("training on %d pairs an epoch in %s", plan.num_examples, describe(plan))
         return PairPipeline(store, plan, self.tokenizer)
 
@@ -239,6 +239,10 @@ class PairPipeline:
         self._plan = plan
         self._tokenizer = tokenizer
         self.num_batches = plan.num_batches
+
+    def steps_of_shapes(self) -> tuple[int, ...]:
+        """Of each shape that a batch can have the first step with it, ascending."""
+        return self._plan.steps_of_shapes()
 
     def batch(self, step: int) -> TextPairBatch:
         """Batch number ``step``, counted from 0 across epochs."""

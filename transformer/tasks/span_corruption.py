@@ -85,7 +85,7 @@ class SpanCorruptionTask(Seq2SeqTraining, DocumentTask):
         if repeats is not None:
             repeats = repeats[pieces.documents]
         lengths = corrupted_lengths(pieces.lengths, *self._noise)
-        plan = training_plan(self.config.data, *lengths, self.config.seed, repeats)
+        plan = self._plan = training_plan(self.config.data, *lengths, self.config.seed, repeats)
         logger.info(
             "training on %d tokens of %d texts an epoch in %s",
             pieces.lengths.sum(dtype=np.int64),

@@ -69,12 +69,19 @@ class TextClassificationTask(BaseTask):
     def _source(self) -> LabeledSource:
         return make_labeled_texts(self.config.data, self.config.seed)
 
+    def num_examples(self, split: str) -> int:
+        return len(self._source.examples(split))
+
     def _labels_of_training(self) -> LabelSet:
         examples = self._source.examples("train")
         labels = LabelSet.of((example.label for example in examples), pairs=len(examples[0].texts) == 2)
         if len(labels.names) == 1:
             raise UserError(f"the training split has no label but {labels.names[0]}: there is nothing to learn")
         return labels
+
+    def data_facts(self) -> dict[str, Any]:
+        unit = "pairs" if self.labels.pairs else "texts"
+        return {**super().data_facts(), unit: len(self._split("train")[1]), "labels": len(self.labels.names)}
 
     @functools.cached_property
     def _training(self) -> LabeledTextPipeline:

@@ -66,6 +66,11 @@ class TokenClassificationTask(BaseTask):
     def _source(self) -> LabeledWordSource:
         return self._labeling.source(self.config.data, self.config.seed)
 
+    def data_facts(self) -> dict[str, Any]:
+        texts, _, labels = self._split("train")
+        counts = {"texts": len(texts), "words": len(labels), "labels": len(self.labels.names)}
+        return {**super().data_facts(), **counts}
+
     @functools.cached_property
     def _training(self) -> LabeledTextPipeline:
         _, rows, labels = self._split("train")

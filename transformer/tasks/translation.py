@@ -70,7 +70,7 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
     def _training(self) -> Pipeline:
         log_direction(self.config.data, self._source)
         store = self._store(self._source, "train")
-        plan = training_plan(
+        plan = self._plan = training_plan(
             self.config.data,
             store.source_lengths,
             store.target_lengths,
@@ -123,20 +123,23 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
             sources, references = sources[:limit], references[:limit]
             decoding = dataclasses.replace(decoding, method="beam", beam_size=self.config.evaluation.beam_size)
         translator = self._translator(decoding)
-        translations = [found[0].text for found in translator(params, sources, 1)]
+        found = [best for (best,) in translator(params, sources, 1)]
+        translations = [best.text for best in found]
         if outputs is not None:
             outputs.write_text("".join(escape_newlines(line) + "\n" for line in translations), encoding="utf-8")
             sentences = (
-                json.dumps({"source": source, "reference": reference, "output": output}, ensure_ascii=False)
-                for source, reference, output in zip(sources, references, translations, strict=True)
+                {"source": source, "reference": reference, "output": best.text, "finished": best.finished}
+                for source, reference, best in zip(sources, references, found, strict=True)
             )
-            outputs.with_suffix(".jsonl").write_text("".join(line + "\n" for line in sentences), encoding="utf-8")
+            lines = (json.dumps(sentence, ensure_ascii=False) + "\n" for sentence in sentences)
+            outputs.with_suffix(".jsonl").write_text("".join(lines), encoding="utf-8")
         if during_training:
             scores |= score(translations, [references], text_form)
         else:
             scores |= full_score(translations, [references], self.config.data.target_language, text_form)
         scores["num_examples"] = len(counts)
         scores["num_truncated"] = translator.num_truncated
+        scores["num_unfinished"] = sum(not best.finished for best in found)
         if isinstance(source, PhraseSource):
             hits: dict[str, list[bool]] = {}
             for kind, got, wanted in zip(source.kinds(split), translations, references, strict=False):

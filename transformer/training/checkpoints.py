@@ -36,6 +36,7 @@ from transformer.paths import (
     file_size,
     files_below,
     is_remote,
+    reaching,
     remove_tree,
     sync,
     sync_tree,
@@ -144,8 +145,9 @@ class Checkpoints:
             metrics = self._metrics()
             metrics.setdefault(self._best_metric, {})[str(step)] = float(value)
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                write_text(self.folder / METRICS, json.dumps(metrics, indent=1) + "\n")
+                with reaching(self.folder):
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    write_text(self.folder / METRICS, json.dumps(metrics, indent=1) + "\n")
             except OSError as error:
                 raise UserError(f"{self.folder / METRICS} could not be written: {_file_error(error)}") from error
 
@@ -168,7 +170,7 @@ class Checkpoints:
         """Return when no save is under way.
 
         Raises:
-          UserError: if the save failed because the disk is full or cannot be written.
+          UserError: if the save failed because the disk is full or cannot be written, or the bucket not be reached.
         """
         if self._thread is not None:
             self._thread.join()
@@ -177,19 +179,18 @@ class Checkpoints:
             return
         error, self._failure = self._failure, None
         self._end_writer()  # Orbax would raise what is left of the failure in the next save
-        reason = _file_error(error)
+        reason = None if is_remote(self.folder) else _file_error(error)
         if reason is None:
-            raise error
+            with reaching(self.folder):
+                raise error
         step, size = self._saving
         self._remove_unfinished(step)
-        free = ""
-        if not is_remote(self.folder):
-            there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
-            free = f", {_megabytes(shutil.disk_usage(there).free)} are free there"
+        there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        free = _megabytes(shutil.disk_usage(there).free)
         raise UserError(
-            f"checkpoint {step} could not be written to {self.folder}: {reason}. Its arrays have {_megabytes(size)}"
-            f"{free}; make room or lower training.keep_checkpoints={self._keep}. Earlier checkpoints are unharmed: "
-            f"{self._there()}"
+            f"checkpoint {step} could not be written to {self.folder}: {reason}. Its arrays have {_megabytes(size)}, "
+            f"{free} are free there; make room or lower training.keep_checkpoints={self._keep}. Earlier checkpoints "
+            f"are unharmed: {self._there()}"
         ) from error
 
     def close(self) -> None:
@@ -233,6 +234,18 @@ class Checkpoints:
         self.wait()
         whole = self._newest_whole(1, target, every_file=True)
         return (whole[0], self._manifest(whole[0])["metadata"]) if whole else None
+
+    def metadata(self, step: int) -> dict[str, Any]:
+        """What a checkpoint was saved with.
+
+        Raises:
+          UserError: if its manifest cannot be read.
+        """
+        try:
+            metadata: dict[str, Any] = self._manifest(step)["metadata"]
+        except Damaged as damage:
+            raise UserError(f"checkpoint {step} in {self.folder} is damaged: {damage}") from damage
+        return metadata
 
     def params_shapes(self) -> Params:
         """Shape and dtype of every parameter of the newest checkpoint.
@@ -366,7 +379,8 @@ class Checkpoints:
             self._compare(step, item, content["arrays"].get(item), _shapes(tree))
         for name, facts in files.items():
             try:
-                checksum = _checksum(folder / name)
+                with reaching(folder):  # or what cannot be reached now would be taken for damaged
+                    checksum = _checksum(folder / name)
             except OSError as error:
                 raise Damaged(f"file {name} cannot be read: {error.strerror}") from error
             if checksum != facts["sha256"]:
@@ -396,7 +410,8 @@ class Checkpoints:
 
     def _manifest(self, step: int) -> dict[str, Any]:
         try:
-            manifest = json.loads((self.folder / str(step) / MANIFEST).read_text())
+            with reaching(self.folder):
+                manifest = json.loads((self.folder / str(step) / MANIFEST).read_text())
             content, checksum = manifest["content"], manifest["sha256"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Damaged(f"{MANIFEST} cannot be read: {error}") from error
@@ -461,10 +476,11 @@ class Checkpoints:
         for step in set(self.steps()[: -self._keep]) - {self.best()}:
             folder = self.folder / str(step)
             try:
-                (folder / MANIFEST).unlink()
-                sync(folder)  # from here on it is no checkpoint, however far the deletion of the rest comes
-                remove_tree(folder)
-            except OSError as error:
+                with reaching(folder):
+                    (folder / MANIFEST).unlink()
+                    sync(folder)  # from here on it is no checkpoint, however far the deletion of the rest comes
+                    remove_tree(folder)
+            except (OSError, UserError) as error:
                 logger.warning("checkpoint %d in %s could not be deleted: %s", step, self.folder, error)
 
 

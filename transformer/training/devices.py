@@ -77,6 +77,13 @@ def _accelerator_installed() -> bool:
 
 def machine_name() -> str:
     """This CPU's model and a digest of its flags: a program compiled for other flags may crash or compute wrongly."""
+    model, flags = processor()
+    name = "".join(letter if letter.isalnum() else "-" for letter in model)
+    return f"{name}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+
+
+def processor() -> tuple[str, str]:
+    """This CPU's model and its flags, as far as the system says."""
     model, flags = platform.machine(), ""
     try:
         for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
@@ -87,8 +94,7 @@ def machine_name() -> str:
                 flags = value.strip()
     except OSError:
         pass  # no Linux: the model of the machine has to do
-    name = "".join(letter if letter.isalnum() else "-" for letter in model)
-    return f"{name}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+    return model, flags
 
 
 def peak_flops(device: jax.Device) -> float | None:

@@ -13,6 +13,7 @@ import jax
 
 from transformer.config import Config
 from transformer.data.labeled_text import LABELS_NAME
+from transformer.paths import reaching
 from transformer.tasks import check_training, make_task
 from transformer.training.checkpoints import Checkpoints
 from transformer.training.partitioning import unbox
@@ -64,7 +65,8 @@ def load(
     workdir = local_workdir(workdir)
     config = config or read_config(workdir)
     task = make_task(config, workdir)
-    params, description = read_params(workdir, config, task, checkpoint, weights)
+    with reaching(checkpoints_folder(workdir)):
+        params, description = read_params(workdir, config, task, checkpoint, weights)
 
     def predict(lines: Sequence[str]) -> list[str]:
         return task.predict(params, lines)
@@ -167,6 +169,23 @@ def open_task(config: Config, workdir: Path | None) -> Task:
     with tempfile.TemporaryDirectory() as folder:
         copy_tokenizer(local_workdir(config.training.initialize_from), Path(folder))
         return make_task(config, Path(folder))
+
+
+def count_examples(task: Task, config: Config, split: str) -> int:
+    """How many examples the validation or the test split has.
+
+    Raises:
+      UserError: if it is not there, cannot be read or is empty.
+    """
+    key = f" (data.{split}={getattr(config.data, split)})" if config.data.split == "files" else ""
+    named = f"the {split} split{key}"
+    try:
+        number = task.num_examples(split)
+    except UserError as error:
+        raise UserError(f"{named} cannot be read: {error}") from None
+    if not number:
+        raise UserError(f"{named} has no examples")
+    return number
 
 
 def fingerprints(task: Task) -> dict[str, str]:

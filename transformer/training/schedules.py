@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from transformer.config import SCHEDULES_FREE_OF_NUM_STEPS, TrainingConfig
@@ -102,6 +103,18 @@ def make_schedule(config: TrainingConfig, d_model: int) -> optax.Schedule:
       UserError: for an unknown name, or a warm-up or decay that does not fit into ``training.num_steps``.
     """
     return one_of("training.schedule", config.schedule, SCHEDULES)(config, d_model)
+
+
+def peak_rate(schedule: optax.Schedule, warmup_steps: int, num_updates: int) -> tuple[float, int]:
+    """The highest rate of the first ``num_updates`` updates, and the first update, from 1, that has it.
+
+    After its warm-up a schedule here goes one way, if any, so that a few updates tell.
+    """
+    near = (1, warmup_steps - 1, warmup_steps, warmup_steps + 1, num_updates)
+    updates = np.array(sorted({update for update in near if 1 <= update <= num_updates}))
+    rates = np.broadcast_to(np.asarray(schedule(updates - 1), np.float64), updates.shape)
+    place = int(rates.argmax())
+    return float(rates[place]), int(updates[place])
 
 
 def _warm_up(config: TrainingConfig, s: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-class Preempted(Exception):
-    """Raised inside :meth:`StopSignals.interruptible` when a signal comes."""
+class Preempted(BaseException):
+    """Raised inside :meth:`StopSignals.interruptible` when a signal comes; like a Ctrl-C, no error of what was done."""
 
 
 class StopSignals:
@@ -51,6 +51,7 @@ class StopSignals:
             return
         self.received = True
         name = signal.Signals(number).name
-        logger.warning("%s: saving a checkpoint, then ending; a second signal ends at once", name)
+        saving = "" if self._interruptible else "saving a checkpoint, then "
+        logger.warning("%s: %sending; a second signal ends at once", name, saving)
         if self._interruptible:
             raise Preempted

@@ -4,7 +4,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ import numpy as np
 
 from transformer.config import Config
 from transformer.data.pipeline import prefetch
+from transformer.paths import reaching
 from transformer.progress import progress
 from transformer.tasks import check_training
 from transformer.training import workdir as workdirs
 from transformer.training.devices import peak_flops, select_platform
 from transformer.training.loading import (
     checkpoint_items,
+    count_examples,
     fingerprints,
     open_checkpoints,
     open_task,
@@ -30,7 +32,8 @@ from transformer.training.loading import (
 from transformer.training.metrics_log import MetricsLog
 from transformer.training.optimizers import make_optimizer
 from transformer.training.partitioning import LOGICAL_AXES, make_mesh, place_batch
-from transformer.training.schedules import make_schedule
+from transformer.training.record import Session, environment
+from transformer.training.schedules import make_schedule, peak_rate
 from transformer.training.signals import Preempted, StopSignals
 from transformer.training.state import TrainState, abstract_state, count_active_parameters, init_state
 from transformer.training.step import count_parts, first_non_finite, jit_train_step
@@ -39,8 +42,16 @@ from transformer.types import UserError
 logger = logging.getLogger(__name__)
 
 
-def train(config: Config, workdir: Path) -> int:
+def train(
+    config: Config, workdir: Path, *, name: str | None = None, at_end: Callable[[Path], None] | None = None
+) -> int:
     """Train to ``training.num_steps``, from the newest whole checkpoint of the workdir if it has one.
+
+    Args:
+      config: of the run.
+      workdir: on local disk.
+      name: of the config, for reports.
+      at_end: called by the first process, with the workdir, when training has stopped, in whatever way.
 
     Returns:
       The exit code: 0 when done (or out of ``training.max_minutes``), ``training.preempted_exit_code`` after a signal.
@@ -48,15 +59,23 @@ def train(config: Config, workdir: Path) -> int:
     Raises:
       UserError: for mistakes in config or data, and for a loss that is not finite.
     """
+    since = time.monotonic()
     select_platform(config.mesh.platform)
     mesh = make_mesh(config.mesh)
     rules = nn.logical_axis_rules(LOGICAL_AXES)
-    with workdirs.opened(workdir, config), jax.set_mesh(mesh), rules, StopSignals() as signals:
-        trainer = Trainer(config, workdir, mesh, signals)
+    bucket = reaching(workdirs.checkpoints_folder(workdir))
+    with bucket, workdirs.opened(workdir, config), jax.set_mesh(mesh), rules, StopSignals() as signals:
         try:
-            return trainer.run()
+            with signals.interruptible():  # fetching data may take hours, and there is nothing to save
+                trainer = Trainer(config, workdir, mesh, signals)
+        except Preempted:
+            logger.info("ended before the first step")
+            return config.training.preempted_exit_code
+        try:
+            with trainer.open_session(name, since):
+                return trainer.run()
         finally:
-            trainer.close()
+            trainer.close(at_end)
 
 
 class Trainer:
@@ -70,11 +89,14 @@ class Trainer:
         self.checkpoints = open_checkpoints(workdir, config)
         self.workdir = workdir
         self.task = open_task(config, workdir if self.checkpoints.steps() else None)
+        count_examples(self.task, config, "validation")  # or the run would end at its first evaluation
         self.task.save_assets(workdir)
         self._copy_to_bucket()
         self.fingerprints = fingerprints(self.task)
         self.optimizer = make_optimizer(training, self.schedule)
-        self.state, self.seconds = self._restore_or_init()
+        self.work: dict[str, float] = {}  # of all updates so far, as `Task.work` counts it
+        self.seconds = 0.0  # that they took
+        self.state = self._restore_or_init()
         self.step = int(self.state.step)
         self.metrics = MetricsLog(workdir, self.step)
         self.train_step = functools.cache(
@@ -83,6 +105,31 @@ class Trainer:
         self.healthy: Any = jnp.array(True)
         self.interval = Interval()
         self.shapes: set[Any] = set()
+
+    def open_session(self, name: str | None, since: float) -> Session:
+        """The record of what this process does; ``name`` and ``since`` as of :func:`train` and :class:`Session`."""
+        training = self.config.training
+        rate, update = peak_rate(self.schedule, training.warmup_steps, training.num_steps)
+        params = self.state.params
+        facts = {
+            "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+            "active_parameters": count_active_parameters(params, self.config.model),
+            "peak_learning_rate": {"rate": rate, "update": update},
+        }
+        if name is not None:
+            facts["config"] = name
+        if self.step < training.num_steps:  # or the data would be opened for this alone
+            facts["data"] = self.task.data_facts()
+        session = Session(
+            self.workdir,
+            facts,
+            environment(self.mesh),
+            step=self.step,
+            training_seconds=self.seconds,
+            since=since,
+        )
+        self.session = session
+        return session
 
     def run(self) -> int:
         """Every step that is left, with what is due after it; gives the exit code."""
@@ -111,17 +158,23 @@ class Trainer:
         self.checkpoints.wait()
         if self.step == training.num_steps and not stop:
             logger.info("finished at step %d, after %.1f minutes of training", self.step, self.seconds / 60)
+            self.session.end("finished")
             return 0
         logger.info("stopped at step %d of %d; the same command goes on from there", self.step, training.num_steps)
+        self.session.end("a signal" if self.signals.received else "training.max_minutes")
         return training.preempted_exit_code if self.signals.received else 0
 
-    def close(self) -> None:
-        self.checkpoints.close()
-        self.metrics.close()
-        self._copy_to_bucket()
+    def close(self, at_end: Callable[[Path], None] | None) -> None:
+        try:
+            self.checkpoints.close()
+        finally:
+            self.metrics.close()
+            if at_end is not None and jax.process_index() == 0:
+                at_end(self.workdir)
+            self._copy_to_bucket()
 
-    def _restore_or_init(self) -> tuple[TrainState, float]:
-        """The state to go on from, and the seconds of training that it took."""
+    def _restore_or_init(self) -> TrainState:
+        """The state to go on from, and with it what was done so far."""
         training = self.config.training
         abstract = abstract_state(self.task, self.optimizer, training.ema_decay is not None, self.mesh)
         number = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract.params))
@@ -139,12 +192,12 @@ class Trainer:
             if training.initialize_from is not None:
                 earlier = workdirs.local_workdir(training.initialize_from)
                 params = read_parts(earlier, self.config, self.task, self.workdir)
-            return init_state(self.task, self.optimizer, abstract, self.config.seed, params), 0.0
+            return init_state(self.task, self.optimizer, abstract, self.config.seed, params)
         require_fingerprints(self.fingerprints, restored.metadata, f"{restored.step} in {self.checkpoints.folder}")
         logger.info("going on from step %d in %s", restored.step, self.checkpoints.folder)
         saved = restored.items
-        state = TrainState(saved["state"]["step"], saved["params"], saved["state"]["optimizer"], saved.get("ema"))
-        return state, restored.metadata["seconds"]
+        self.work, self.seconds = restored.metadata["work"], restored.metadata["seconds"]
+        return TrainState(saved["state"]["step"], saved["params"], saved["state"]["optimizer"], saved.get("ema"))
 
     def _batches(self) -> Iterator[Any]:
         """The batches of the steps that are left, built ahead."""
@@ -161,12 +214,13 @@ class Trainer:
         parts = count_parts(self.config.training, batch, self.mesh.size)
         placed = place_batch(self.mesh, batch, parts)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(placed))
+        work = self.task.work(batch)
         since = time.monotonic()
         self.state, sums = self.train_step(parts)(self.state, placed, self.healthy)
         previous, self.healthy = self.healthy, sums["finite"][0]
         if shapes in self.shapes:
             self._require_finite(previous)
-            self.interval.count(sums, self.task.work(batch))
+            self.interval.count(sums, work)
         else:
             self._require_finite(self.healthy)
             self.shapes.add(shapes)
@@ -176,11 +230,13 @@ class Trainer:
             in_parts = f", computed in {parts} parts of {shapes[0][0] // parts} rows," if parts > 1 else ""
             logger.info("compiled the step for batches of %s%s in %.1f s", named, in_parts, time.monotonic() - since)
         self.step += 1
+        self.work = {name: self.work.get(name, 0.0) + value for name, value in work.items()}
 
     def _require_finite(self, healthy: Any) -> None:
         if bool(healthy):
             return
         step = int(self.state.step)  # nothing was changed from the bad step on
+        self.session.note_non_finite(step)
         batch = self.task.batch(0 if self.config.training.overfit_one_batch else step)
         parts = count_parts(self.config.training, batch, self.mesh.size)
         placed = place_batch(self.mesh, batch, parts)
@@ -203,6 +259,7 @@ class Trainer:
         }
         self.seconds += self.interval.elapsed()
         values["minutes"] = self.seconds / 60
+        self.session.note(self.step, self.seconds)
         self.metrics.write(self.step, values)
         shown = (f"{name} {values[name]:.4g}" for name in SHOWN if name in values)
         logger.info("step %d: %s", self.step, ", ".join(shown))
@@ -215,6 +272,8 @@ class Trainer:
         metadata = {
             **self.fingerprints,
             "seconds": self.seconds + self.interval.elapsed(),
+            "work": self.work,
+            "peak_learning_rate": peak_rate(self.schedule, self.config.training.warmup_steps, self.step)[0],
         }
         state = {"step": self.state.step, "optimizer": self.state.optimizer}
         self.checkpoints.save(self.step, self.state.params, state, ema=self.state.ema, metadata=metadata)
