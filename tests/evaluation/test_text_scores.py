@@ -276,6 +276,7 @@ def test_what_was_scored_is_in_the_definitions_and_tokens_are_not_tokenised_agai
     assert tokenised["bleu"] == multi_bleu(better, [references]).score and "bleu_paper" not in tokenised
     assert "tok:none" in tokenised["bleu_signature"] and "tok:none" in tokenised["bleu_interval_signature"]
     assert not any("13a" in line for line in definitions(tokenised).values())
+    assert definitions({"num_examples": 3, "accuracy": 0.5}) == {}
 
 
 def test_the_number_of_lines_names_the_test_set_that_has_as_many(monkeypatch):
@@ -300,7 +301,3 @@ def test_chrf_of_one_line_is_that_of_a_corpus_of_one():
 def test_the_length_ratio_is_above_one_where_outputs_are_longer():
     assert score(["a b c"], [["a b"]])["length_ratio"] == 1.5
     assert score(["a"], [["a b"]])["length_ratio"] == 0.5
-
-
-def test_other_scores_have_no_definitions_here():
-    assert definitions({"num_examples": 3, "accuracy": 0.5, "nll_per_token": 1.0}) == {}

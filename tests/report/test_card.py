@@ -252,8 +252,8 @@ def base(tmp_path) -> Path:
     (tmp_path / "outputs").mkdir()
     found = {
         "split": "test", "checkpoint": "average:2", "weights": "raw", "steps": [98_500, 100_000],
-        "num_examples": 3_003,
-        "bleu": 26.0, "text_form": "raw", "bleu_signature": "nrefs:1|case:mixed", "bleu_interval": 0.55,
+        "num_examples": 3_003, "text_form": "raw",
+        "bleu": 26.0, "bleu_signature": "nrefs:1|case:mixed", "bleu_interval": 0.55,
         "bleu_interval_signature": "bs:1000", "bleu_paper": 27.0, "bleu_paper_definition": "split at hyphens",
         "perplexity": float("inf"), "log_probs": [0.5],
     }  # fmt: skip

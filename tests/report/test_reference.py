@@ -117,7 +117,8 @@ def test_other_experiments_are_compared_with_the_defaults(name, why):
 
 
 def scores(**values: Any) -> dict[str, Any]:
-    return {"split": "test", "num_examples": 3_003, "bleu": 26.4, "bleu_paper": 27.3, "perplexity": 5.0, **values}
+    found = {"split": "test", "num_examples": 3_003, "bleu": 26.4, "bleu_paper": 27.3, "perplexity": 5.0}
+    return {**found, "text_form": "raw", **values}
 
 
 @given(bleu=st.floats(0, 100), paper=st.floats(0, 100))
@@ -137,6 +138,7 @@ def test_only_what_can_be_compared_is_compared():
     assert against_published(reference, BASE, scores(num_examples=2_737)) is None
     assert against_published(reference, BASE, {"split": "test", "num_examples": 3_003, "perplexity": 5.0}) is None
     assert against_published(reference, backwards, scores()) is None
+    assert against_published(reference, BASE, scores(text_form="tokenised")) is None
     assert against_published(reference, files, scores())["told_by"] == "its 3,003 lines alone"
     other_split = against_published(reference, BASE, scores(split="train[:3003]"))
     assert other_split["told_by"] == "its 3,003 lines alone"

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from transformer.config import DataConfig
 from transformer.data.locks import locked
-from transformer.data.processes import start_pool, terminate
+from transformer.data.processes import WHY_ENDED, start_pool, terminate
 from transformer.data.sources import cache_folder, names_near, writing_cache
 from transformer.paths import AnyPath, as_path, copy_file, file_size, files_below, is_remote, modified, reaching
 from transformer.progress import progress
@@ -222,7 +222,7 @@ def _in_own_process(name: str, root: str, features: tuple[str, ...]) -> str:
         try:
             return pool.submit(download_and_prepare, name, root, features).result()
         except BrokenProcessPool as error:
-            raise UserError(f"preparing {name} was killed, as happens where memory runs out") from error
+            raise UserError(f"the process that prepares {name} {WHY_ENDED}") from error
         except BaseException:  # a Ctrl-C, for which the block would wait until all is fetched
             terminate(pool)
             raise

@@ -199,8 +199,8 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[
 
 
 def definitions(scores: Mapping[str, Any]) -> dict[str, str]:
-    """What the scores of :func:`full_score` are, one line each, by their keys; {} for other scores."""
-    if "bleu" not in scores:
+    """What the scores of :func:`full_score` are, one line each, by their keys; nothing where others are given."""
+    if "text_form" not in scores:
         return {}
     form = TEXT_FORMS[scores["text_form"]]
     bleu, tokens = f"sacreBLEU on {form}, cased, 13a tokens", "13a tokens"

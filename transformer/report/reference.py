@@ -117,7 +117,8 @@ def deviations(config: Config, reference: Config) -> tuple[list[Deviation], list
 
 
 def against_published(reference: Reference, config: Config, scores: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How the scores of one evaluation lie to those published for a test set; None if it has none such.
+    """How the scores of one evaluation lie to those published for a test set; None if it has none such, or not of text
+    as it was given.
 
     Args:
       reference: with published scores.
@@ -125,7 +126,7 @@ def against_published(reference: Reference, config: Config, scores: Mapping[str,
       scores: of the evaluation.
     """
     languages = [(each.data.source_language, each.data.target_language) for each in (config, reference.config)]
-    if "bleu" not in scores or languages[0] != languages[1]:
+    if scores.get("text_form") != "raw" or languages[0] != languages[1]:
         return None
     lines = scores["num_examples"]
     named = [name for name in reference.published if TEST_SETS[name] == lines]
