@@ -197,7 +197,7 @@ def test_checkpoints_that_cannot_be_reached_are_not_taken_for_damaged(bucket, br
         checkpoints.wait()
 
 
-def test_checkpoints_in_a_bucket(bucket, tmp_path):
+def test_checkpoints_in_a_bucket(bucket, tmp_path, monkeypatch):
     params = {"w": jnp.arange(7.0)}
     local = Checkpoints(tmp_path / "local", keep=9)
     for step in (3, 5, 7):
@@ -216,6 +216,17 @@ def test_checkpoints_in_a_bucket(bucket, tmp_path):
     assert there.best() == 5 and there.metric(5) == 1.5 and Checkpoints(folder).best() == 5
     assert there.params_shapes()["w"].shape == (7,)
     there._verify(7, {"params": params}, every_file=True)
+
+    def unreachable(path, *arguments, **options):
+        if "/params/" in path:
+            raise OSError("Forbidden")
+        return opened_file(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        opened_file = Bucket().open
+        patch.setattr(Bucket, "open", lambda self, *arguments, **options: unreachable(*arguments, **options))
+        with pytest.raises(UserError, match="run/checkpoints/7 cannot be reached: Forbidden"):
+            there._newest_whole(1, {"params": params})
     one = next(path for path in paths.files_below(folder / "7" / "params") if paths.file_size(path) > 3)
     one.write_bytes(b"x" * paths.file_size(one))
     with pytest.raises(UserError, match=r"checkpoint 7 in gs://bucket/run/checkpoints is damaged: .*another checksum"):
