@@ -1,10 +1,8 @@
 """A bucket in memory: what fsspec says of ``gs://`` in tests, with the names that gcsfs would give."""
 
-import os
-
 import fsspec
 import pytest
-from etils.epath import backend
+from etils.epath import backend, gpath
 from fsspec.implementations.memory import MemoryFileSystem
 
 ADDRESS = "gs://bucket"
@@ -36,7 +34,7 @@ class Bucket(MemoryFileSystem):
 @pytest.fixture
 def bucket(monkeypatch):
     """An empty bucket at ``gs://bucket``, as if gcsfs were installed and TensorFlow were not."""
-    monkeypatch.setitem(os.environ, "EPATH_USE_TF", "false")
+    monkeypatch.setattr(gpath, "_is_tf_installed", lambda: False)  # what EPATH_USE_TF says is read once
     monkeypatch.setattr(Bucket, "store", {})
     monkeypatch.setattr(Bucket, "pseudo_dirs", [""])
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda name: Bucket)
