@@ -97,9 +97,14 @@ def test_base_and_big_have_both_test_sets_and_the_papers_flops():
                 "newstest2013": dev,
             }
             assert found.flops == flops
-    for name, nearest, flops in (("modern", "base", 3.3e18), ("t2t", "base", 3.3e18), ("fairseq", "big", 2.3e19)):
-        found = reference_of(f"wmt14_en_fr.py:{name}")
-        assert found.name == f"wmt14_en_fr.py:{nearest}" and found.flops == flops and name in found.explained
+    for file, name, nearest, flops in (
+        ("wmt14_en_fr.py", "modern", "base", 3.3e18),
+        ("wmt14_en_fr.py", "t2t", "base", 3.3e18),
+        ("wmt14_en_de.py", "fairseq", "big", 2.3e19),
+    ):
+        found = reference_of(f"{file}:{name}")
+        assert found.name == f"{file}:{nearest}" and found.flops == flops and name in found.explained
+    assert reference_of("wmt14_en_fr.py:fairseq").name == "defaults"  # no variant of French
     assert reference_of("wmt14_en_de.py").name == "wmt14_en_de.py:base"  # as the config takes it
     assert set(reference_of("wmt14_en_fr.py:big").published) == {"newstest2014"}
     assert set(reference_of("wmt14_table3.py:A1").published) == {"newstest2013"}
