@@ -31,6 +31,8 @@ else:
             "{'model.attention_implementation': 'auto', 'decoding.beam_size': 8}",
         ),
         (("--config.model.dtype=bfloat16", "--config.mesh.data=1"), "{'model.dtype': 'bfloat16', 'mesh.data': 1}"),
+        (("--config.evaluation.window=64", "--config.evaluation.window=None"), "{}"),
+        (("--config.training.best_metric=None",), "training.best_metric=None must be of type str, not NoneType"),
         (("--config.model.d_ff=64",), "model.d_ff belongs to the run and cannot be overridden here; what can: "),
         (("--config.model.rotary_scaling=yarn",), "model.rotary_scaling=yarn does nothing with model.rotary_scaling_"),
     ],

@@ -28,6 +28,25 @@ USER_ERROR_EXIT_CODE = 2
 ConfigFlag = flags.FlagHolder[Any]
 
 
+class _OrNone(flags.ArgumentParser[Any]):
+    """Reads None as such, where ml_collections would read it as a string or refuse it."""
+
+    def __init__(self, parser: flags.ArgumentParser[Any]):
+        self.parser = parser
+        self.syntactic_help = parser.syntactic_help
+
+    def parse(self, argument: Any) -> Any:
+        return None if argument == "None" else self.parser.parse(argument)
+
+    def flag_type(self) -> str:
+        return self.parser.flag_type()
+
+
+# So that --config.training.gradient_clip=None takes away what a config file sets. Keys that cannot be None say so.
+for _kind, _parser in ((int, flags.IntegerParser()), (float, flags.FloatParser()), (str, flags.ArgumentParser())):
+    config_flags.register_flag_parser_for_type(_kind, _OrNone(_parser))
+
+
 def run(main: Callable[[], int | None]) -> None:
     """Parse the flags, call ``main``, which reads them, and exit with what it gives (None is 0)."""
     handler = ProgressHandler()
