@@ -61,7 +61,7 @@ def score_text() -> None:
         raise UserError("--split, --text, --source and --doctor need a run: give --workdir too")
     if not HYPOTHESIS.value or not REFERENCE.value:
         raise UserError("give --workdir, or --hypothesis and --reference; see --help")
-    from transformer.data.sources import read_lines
+    from transformer.data.text_files import read_lines
     from transformer.evaluation.moses import detokenizer
     from transformer.evaluation.text_scores import compare, describe, full_score
 

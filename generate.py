@@ -42,7 +42,7 @@ OVERRIDES = commands.define_overrides()
 
 
 def main() -> int:
-    from transformer.data.sources import decode_lines, read_lines
+    from transformer.data.text_files import decode_lines, read_lines
     from transformer.training.devices import select_platform
     from transformer.training.loading import load
     from transformer.training.workdir import local_workdir, read_config
@@ -74,7 +74,7 @@ def parse(line: str, number: int) -> str:
 
 
 def formatted(candidate: Candidate, number: int) -> str:
-    from transformer.data.sources import escape_newlines
+    from transformer.data.text_files import escape_newlines
 
     if FORMAT.value == "jsonl":
         score = {"score": candidate.score} if SCORES.value else {}

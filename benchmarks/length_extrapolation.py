@@ -37,8 +37,8 @@ import measure
 import numpy as np
 
 from transformer.config import Config, from_config_dict, to_config_dict
+from transformer.data.cache import cache_folder
 from transformer.data.documents import make_documents
-from transformer.data.sources import cache_folder
 from transformer.data.store import open_store
 from transformer.tasks.language_modeling import token_log_probs
 from transformer.training.loading import load

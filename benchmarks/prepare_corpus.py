@@ -26,9 +26,10 @@ import psutil
 
 from transformer.config import DataConfig
 from transformer.data.batching import training_plan
-from transformer.data.sources import cache_folder, make_source
+from transformer.data.cache import cache_folder
+from transformer.data.sources import make_source
 from transformer.data.store import open_store
-from transformer.data.tokenizer import make_tokenizers
+from transformer.data.vocabularies import make_tokenizers
 
 WORDS = 400_000  # of each language
 WORDS_A_SENTENCE, SPREAD = 24, 0.6  # the mean, and the standard deviation of the logarithm

@@ -1,6 +1,7 @@
 """The house stays as it was drawn: who may import whom, and what no file may hold. Read from the source, not run."""
 
 import ast
+import graphlib
 import pathlib
 import re
 import subprocess
@@ -79,6 +80,12 @@ def is_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
+def modules_imported(text: str) -> set[str]:
+    """The modules of the package that a module takes something from, also inside functions."""
+    names = {name for _, name in imports(text) if name.startswith("transformer.")}
+    return {name if is_module(name) else name.rpartition(".")[0] for name in names}
+
+
 def faults_of_import(room: str, name: str) -> str | None:
     """Why a room may not import a name, or None."""
     if name.startswith("."):
@@ -125,6 +132,15 @@ def test_who_may_import_whom():
         if (fault := faults_of_import(room_of(path), name))
     ]
     assert not found, "\n".join(found)
+
+
+def test_no_module_imports_one_that_is_built_on_it():
+    graph = {}
+    for path in sources():
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        graph[name] = modules_imported(path.read_text(encoding="utf-8"))
+    assert "transformer.data.tokenizer" in graph["transformer.data.vocabularies"]
+    tuple(graphlib.TopologicalSorter(graph).static_order())  # raises with the circle
 
 
 @pytest.mark.parametrize(

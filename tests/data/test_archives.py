@@ -12,7 +12,8 @@ from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 from tests.data import statmt
 from transformer.config import DataConfig
 from transformer.data import archives
-from transformer.data.sources import make_source, read_lines
+from transformer.data.sources import make_source
+from transformer.data.text_files import read_lines
 from transformer.types import UserError
 
 CORPORA = {

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transformer.config import DataConfig
 from transformer.data import processes as shared
 from transformer.data.cleaning import CleanedSource, clean, rules_of
-from transformer.data.sources import PairList, make_source
+from transformer.data.pairs import PairList
+from transformer.data.sources import make_source
 from transformer.types import UserError
 
 ALL = ("empty", "non_printing", "identical", "duplicates")

@@ -24,7 +24,8 @@ from transformer.data.corruption import (
     word_bounds,
 )
 from transformer.data.store import Tokens
-from transformer.data.tokenizer import ByteTokenizer, CharacterTokenizer, ExtraIdsTokenizer, train_sentencepiece
+from transformer.data.tokenizer import ByteTokenizer, CharacterTokenizer, ExtraIdsTokenizer
+from transformer.data.vocabularies import train_sentencepiece
 from transformer.types import UserError
 
 LINES = [

@@ -26,13 +26,8 @@ from transformer.data.documents import (
 from transformer.data.pipeline import DocumentPipeline, StreamPipeline, window_batches
 from transformer.data.sources import make_source
 from transformer.data.store import Tokens, open_store
-from transformer.data.tokenizer import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    UNK_ID,
-    ByteTokenizer,
-    CharacterTokenizer,
+from transformer.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ByteTokenizer, CharacterTokenizer
+from transformer.data.vocabularies import (
     load_tokenizer,
     load_tokenizers,
     make_tokenizer,

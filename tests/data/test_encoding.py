@@ -7,9 +7,10 @@ import pytest
 
 from transformer.data import processes as shared
 from transformer.data.encoding import encode, encode_all
-from transformer.data.sources import PairList
+from transformer.data.pairs import PairList
 from transformer.data.store import open_store
-from transformer.data.tokenizer import ByteTokenizer, CharacterTokenizer, train_sentencepiece
+from transformer.data.tokenizer import ByteTokenizer, CharacterTokenizer
+from transformer.data.vocabularies import train_sentencepiece
 from transformer.types import UserError
 
 PAIRS = [(f"line {n} of some", f"Zeile {n * n}" if n % 7 else "") for n in range(300)]

@@ -15,7 +15,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from tests.shared_data import shared_data
 from transformer.data.pretrained_tokenizers import HuggingFaceTokenizer, MarianTokenizer, load_pretrained
-from transformer.data.tokenizer import ExtraIdsTokenizer, Tokenizer, load_tokenizer, load_tokenizers, save_tokenizers
+from transformer.data.tokenizer import ExtraIdsTokenizer, Tokenizer
+from transformer.data.vocabularies import load_tokenizer, load_tokenizers, save_tokenizers
 from transformer.types import UserError
 
 TEXT = [f"{num2words(i * 37)} old cats  see {i * 101} houses, {chr(97 + i % 26)}! <s> </s> <pad>" for i in range(199)]

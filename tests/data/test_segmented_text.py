@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from transformer.config import DataConfig
 from transformer.data.segmented_text import SegmentedTextTokenizer
 from transformer.data.sources import make_source
-from transformer.data.tokenizer import EOS_ID, UNK_ID, load_tokenizer, make_tokenizers, save_tokenizers
+from transformer.data.tokenizer import EOS_ID, UNK_ID
+from transformer.data.vocabularies import load_tokenizer, make_tokenizers, save_tokenizers
 from transformer.types import UserError
 
 PIECES = ["the", "trans@@", "la@@", "tion", ",", "@@", "@-@"]

@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 from tests.shared_data import shared_data
 from transformer.config import DataConfig
 from transformer.data import phrases
-from transformer.data.sources import (
-    PairList,
-    ParallelSource,
-    cache_folder,
-    decode_lines,
-    escape_newlines,
-    make_source,
-    read_lines,
-    read_pairs,
-)
+from transformer.data.cache import cache_folder
+from transformer.data.pairs import PairList, ParallelSource
+from transformer.data.sources import make_source
+from transformer.data.text_files import decode_lines, escape_newlines, read_lines, read_pairs
 from transformer.types import UserError
 
 TRAPS = "a\x85b \u2028 c\x0bd\x0ce\x1cf\u2029\tg \r h \ufeff 😀 שלום  "

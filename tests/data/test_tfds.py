@@ -18,7 +18,8 @@ from tests.bucket import Bucket, bucket, error_of
 from transformer.config import DataConfig
 from transformer.data import tfds_builders
 from transformer.data.locks import locked
-from transformer.data.sources import PairList, make_source
+from transformer.data.pairs import PairList
+from transformer.data.sources import make_source
 from transformer.data.tfds_builders import DataSetName, download_and_prepare
 from transformer.paths import as_path, copy_file, files_below
 from transformer.types import UserError

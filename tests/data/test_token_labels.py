@@ -20,7 +20,8 @@ from transformer.data.token_labels import (
     restore,
     take_apart,
 )
-from transformer.data.tokenizer import ByteTokenizer, CharacterTokenizer, train_sentencepiece
+from transformer.data.tokenizer import ByteTokenizer, CharacterTokenizer
+from transformer.data.vocabularies import train_sentencepiece
 from transformer.types import UserError
 
 

@@ -14,9 +14,10 @@ from num2words import num2words
 
 from tests.shared_data import shared_data
 from transformer.config import DataConfig
-from transformer.data import tokenizer as tokenizer_module
+from transformer.data import vocabularies
 from transformer.data.documents import make_documents
-from transformer.data.sources import make_source, read_lines
+from transformer.data.sources import make_source
+from transformer.data.text_files import read_lines
 from transformer.data.tokenizer import (
     BOS_ID,
     EOS_ID,
@@ -27,6 +28,8 @@ from transformer.data.tokenizer import (
     ExtraIdsTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
+)
+from transformer.data.vocabularies import (
     load_tokenizer,
     load_tokenizers,
     make_tokenizer,
@@ -172,7 +175,7 @@ def test_no_text(lines):
 
 
 def test_long_lines_are_left_out_and_counted(caplog, monkeypatch):
-    monkeypatch.setattr(tokenizer_module, "MOST_LINE_BYTES", 997)
+    monkeypatch.setattr(vocabularies, "MOST_LINE_BYTES", 997)
     with caplog.at_level(logging.WARNING):
         learnt = train_sentencepiece([*TEXT, "ß" * 499, "q" * 997], "bpe", 307)
     assert "1 lines longer than 997 bytes" in caplog.text
@@ -241,7 +244,7 @@ def test_vocabularies_are_learnt_once_and_saved(config, tmp_path, monkeypatch, j
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == (
         ["tokenizer.model"] if joint else ["tokenizer.source.model", "tokenizer.target.model"]
     )
-    monkeypatch.setattr(tokenizer_module, "train_sentencepiece", None)  # from here on the cache must do
+    monkeypatch.setattr(vocabularies, "train_sentencepiece", None)  # from here on the cache must do
     for again in (make_tokenizers(config, source), load_tokenizers(tmp_path / "run")):
         assert (again[0] is again[1]) == joint
         assert [one.fingerprint for one in again] == [one.fingerprint for one in pair]
@@ -268,7 +271,7 @@ def test_a_failed_write_leaves_nothing(tokenizer, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(tokenizer_module.os, "replace", full)
+    monkeypatch.setattr(vocabularies.os, "replace", full)
     with pytest.raises(OSError):
         tokenizer.save(tmp_path, "tokenizer.model")
     assert not list(tmp_path.iterdir())
@@ -295,23 +298,23 @@ def test_a_folder_without_tokenizers(tmp_path):
 
 def test_large_corpora_are_sampled():
     pairs = [(str(i), "") for i in range(1_009)]
-    samples = [list(tokenizer_module._sample(iter(pairs), 1_009, most)) for most in (101, 101, 103)]
+    samples = [list(vocabularies._sample(iter(pairs), 1_009, most)) for most in (101, 101, 103)]
     assert len(set(samples[0])) == 101 and samples[0] == sorted(samples[0], key=lambda pair: int(pair[0]))
     assert samples[0] == samples[1] and len(samples[2]) == 103
     mean = sum(int(pair[0]) for pair in samples[0]) / 101
     assert 400 < mean < 600
-    assert list(tokenizer_module._sample(iter(pairs), 1_009, 1_009)) == pairs
+    assert list(vocabularies._sample(iter(pairs), 1_009, 1_009)) == pairs
 
 
 def test_the_vocabulary_is_learnt_from_a_sample_of_the_stated_size(config, monkeypatch):
     seen = []
-    learn = tokenizer_module.train_sentencepiece
+    learn = vocabularies.train_sentencepiece
 
     def look(lines, *settings):
         seen.append(list(lines))
         return learn(TEXT, *settings)
 
-    monkeypatch.setattr(tokenizer_module, "train_sentencepiece", look)
+    monkeypatch.setattr(vocabularies, "train_sentencepiece", look)
     for size in (3, len(TEXT)):
         sampled = dataclasses.replace(config, vocabulary_sample=size)
         make_tokenizers(sampled, make_source(sampled, 0))

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from transformer.data.labeled_text import LabelSet
 from transformer.data.pretrained_tokenizers import load_pretrained
-from transformer.data.tokenizer import save_tokenizers
+from transformer.data.vocabularies import save_tokenizers
 from transformer.interop import tables
 from transformer.interop.pretrained import Pretrained, read_config
 from transformer.tasks import make_task

@@ -21,9 +21,11 @@ from transformer.config import (
     from_config_dict,
     to_json,
 )
-from transformer.data.sources import PairList, read_pairs
+from transformer.data.pairs import PairList
+from transformer.data.text_files import read_pairs
 from transformer.data.tfds_builders import is_prepared
-from transformer.data.tokenizer import CharacterTokenizer, load_tokenizers
+from transformer.data.tokenizer import CharacterTokenizer
+from transformer.data.vocabularies import load_tokenizers
 from transformer.evaluation.moses import paper_tokens
 from transformer.evaluation.text_scores import full_score
 from transformer.report import scores as records

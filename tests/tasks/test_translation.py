@@ -14,7 +14,7 @@ from sacremoses import MosesTokenizer
 
 from tests.models.small import run
 from transformer.config import Config, DataConfig, DecodingConfig, EvaluationConfig, ModelConfig
-from transformer.data.sources import PairList
+from transformer.data.pairs import PairList
 from transformer.evaluation.moses import detokenizer
 from transformer.models.masks import AttentionMask
 from transformer.models.seq2seq import Seq2SeqMasks

@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transformer.config import DataConfig
+from transformer.data.cache import cache_folder, writing_cache
+from transformer.data.pairs import ParallelSource
 from transformer.data.processes import chunks_of, map_in_order, processes_for
-from transformer.data.sources import ParallelSource, cache_folder, writing_cache
 from transformer.paths import write_bytes
 from transformer.progress import progress
 from transformer.types import UserError

@@ -15,7 +15,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from transformer.config import DataConfig
-from transformer.data.sources import SPLITS, TextFiles, check_own_splits, existing_file, read_lines
+from transformer.data.text_files import existing_file, read_lines
+from transformer.data.text_splits import SPLITS, TextFiles, check_own_splits
 from transformer.types import UserError, one_of
 
 HELD_OUT_SHARE = 0.1  # topics: at most so much of the text is the validation split, and as much the test split

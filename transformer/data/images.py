@@ -20,7 +20,7 @@ from transformer.config import DataConfig
 from transformer.data.augmentation import AUGMENTATIONS, augment, rng_of
 from transformer.data.batching import PerEpoch
 from transformer.data.labeled_text import LABELS_NAME, save_labels
-from transformer.data.sources import existing_file, names_near, read_lines
+from transformer.data.text_files import existing_file, names_near, read_lines
 from transformer.data.tfds_builders import open_builder
 from transformer.progress import progress
 from transformer.types import ImageBatch, UserError, one_of

@@ -17,9 +17,11 @@ import numpy as np
 
 from transformer.config import DataConfig
 from transformer.data.batching import BucketPlan
+from transformer.data.pairs import PhraseSource
 from transformer.data.pipeline import SHORTEST_ROW
-from transformer.data.sources import PhraseSource, TextFiles, existing_file, read_lines
 from transformer.data.store import Tokens
+from transformer.data.text_files import existing_file, read_lines
+from transformer.data.text_splits import TextFiles
 from transformer.data.tokenizer import Tokenizer
 from transformer.progress import progress
 from transformer.types import LabeledTextBatch, UserError, one_of

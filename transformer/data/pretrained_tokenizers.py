@@ -18,7 +18,7 @@ import sentencepiece
 import tokenizers
 
 from transformer.data.processes import cores
-from transformer.data.tokenizer import ExtraIdsTokenizer, SavedTokenizer, SentencePieceTokenizer, digest
+from transformer.data.tokenizer import ExtraIdsTokenizer, SavedTokenizer, SentencePieceTokenizer, digest, read_content
 from transformer.types import UserError
 
 NEVER_IN_UTF8 = (0xFF, 0xFE, 0xFD, 0xFC, 0xFB, 0xFA, 0xF9, 0xF8, 0xF7, 0xF6, 0xF5, 0xC1, 0xC0)
@@ -241,7 +241,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> tuple[SavedTokenizer, Sav
     loaders = {"tokenizer.json": load_tokenizer_json, "spiece.model": _load_t5, "vocab.txt": load_word_pieces}
     for name, load in loaders.items():
         if (path / name).exists():
-            tokenizer = load(_read(path / name), path / name)
+            tokenizer = load(read_content(path / name), path / name)
             return tokenizer, tokenizer
     raise UserError(
         f"{folder} holds no tokenizer: none of {', '.join(loaders)}, or source.spm with target.spm and vocab.json"
@@ -295,7 +295,7 @@ def _load_t5(content: bytes, path: Path) -> SavedTokenizer:
 def _load_marian(folder: Path) -> tuple[SavedTokenizer, SavedTokenizer]:
     if _Names(folder / "vocab.json").setting("separate_vocabs", False):
         raise UserError(f"{folder / 'tokenizer_config.json'}: separate_vocabs=true cannot be read; one vocabulary can")
-    models = (_read(folder / "source.spm"), _read(folder / "target.spm"))
+    models = (read_content(folder / "source.spm"), read_content(folder / "target.spm"))
     vocabulary = _read_json(folder / "vocab.json")
     return MarianTokenizer(models, vocabulary, 0, str(folder)), MarianTokenizer(models, vocabulary, 1, str(folder))
 
@@ -396,16 +396,9 @@ def _unknown_id(model: Mapping[str, Any], ids: Mapping[str, int]) -> int:
     return ids.get(piece, -1) if piece else -1
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_read(path))
+        found = json.loads(read_content(path))
     except ValueError as error:
         raise UserError(f"{path} is no JSON: {error}") from error
     if not isinstance(found, dict):

@@ -22,8 +22,8 @@ import numpy as np
 from transformer.data.documents import DocumentSource
 from transformer.data.encoding import Encoded, dtype_of, encode_all
 from transformer.data.locks import locked
+from transformer.data.pairs import ParallelSource
 from transformer.data.processes import chunks_of, processes_for
-from transformer.data.sources import ParallelSource
 from transformer.data.tokenizer import Tokenizer
 from transformer.progress import progress
 from transformer.types import UserError

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformer.config import DataConfig
+from transformer.data.cache import cache_folder, writing_cache
 from transformer.data.locks import locked
 from transformer.data.processes import WHY_ENDED, start_pool, terminate
-from transformer.data.sources import cache_folder, names_near, writing_cache
+from transformer.data.text_files import names_near
 from transformer.paths import AnyPath, as_path, copy_file, file_size, files_below, is_remote, modified, reaching
 from transformer.progress import progress
 from transformer.types import UserError, nearest

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from transformer.config import DataConfig
-from transformer.data.sources import cache_folder, check_own_splits, digest_of_pairs, writing_cache
+from transformer.data.cache import cache_folder, writing_cache
+from transformer.data.pairs import digest_of_pairs
+from transformer.data.text_splits import check_own_splits
 from transformer.data.tfds_builders import open_builder
 from transformer.paths import write_text
 from transformer.progress import progress

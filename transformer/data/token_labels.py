@@ -19,8 +19,9 @@ import numpy as np
 from transformer.config import DataConfig
 from transformer.data.documents import DocumentSource, make_documents, read_documents
 from transformer.data.labeled_text import NO_LABEL, LabelSet, TokenRows, flat, make_rows
-from transformer.data.sources import TextFiles, existing_file, read_lines
 from transformer.data.store import Tokens
+from transformer.data.text_files import existing_file, read_lines
+from transformer.data.text_splits import TextFiles
 from transformer.data.tokenizer import Tokenizer
 from transformer.types import UserError, one_of
 
@@ -227,7 +228,7 @@ def read_sentences(path: str | os.PathLike[str]) -> Iterator[LabeledWords]:
     begin with ``-DOCSTART-`` are left out.
 
     Raises:
-      UserError: as :func:`transformer.data.sources.read_lines`; for a line with one column; if there is no sentence.
+      UserError: as :func:`transformer.data.text_files.read_lines`; for a line with one column; if there is no sentence.
     """
     empty = True
     words: list[str] = []

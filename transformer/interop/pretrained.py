@@ -14,7 +14,7 @@ import numpy as np
 from transformer.config import Config, from_json, to_json
 from transformer.data.images import ImageClasses
 from transformer.data.labeled_text import LabelSet
-from transformer.data.tokenizer import save_tokenizers
+from transformer.data.vocabularies import save_tokenizers
 from transformer.interop import safetensors_files, tables
 from transformer.interop.computation import changed, computation
 from transformer.interop.families import FAMILIES, MODEL_TYPES

@@ -9,7 +9,8 @@ from typing import Any
 import tokenizers
 
 from transformer.data.pretrained_tokenizers import HuggingFaceTokenizer, MarianTokenizer, load_pretrained
-from transformer.data.tokenizer import ExtraIdsTokenizer, Tokenizer, load_tokenizer, load_tokenizers
+from transformer.data.tokenizer import ExtraIdsTokenizer, Tokenizer
+from transformer.data.vocabularies import load_tokenizer, load_tokenizers
 from transformer.training.workdir import CHECKPOINTS
 from transformer.types import UserError
 

@@ -39,7 +39,7 @@ from transformer.training.loading import (
 )
 from transformer.training.optimizers import make_optimizer
 from transformer.training.partitioning import LOGICAL_AXES, make_mesh, place_batch
-from transformer.training.schedules import make_schedule
+from transformer.training.schedules import make_schedule, peak_rate
 from transformer.training.state import TrainState, abstract_state, init_state
 from transformer.training.step import count_parts, jit_train_step
 from transformer.training.trainer import padding_share
@@ -187,8 +187,7 @@ class _DryRun:
     def show_schedule(self) -> None:
         training = self.config.training
         _title(f"Learning rate ({training.schedule}, {training.num_steps:,} steps)")
-        rates = np.asarray(self.schedule(np.arange(training.num_steps)), np.float64) * np.ones(training.num_steps)
-        peak = int(rates.argmax()) + 1
+        highest, peak = peak_rate(self.schedule, training.warmup_steps, training.num_steps)
         steps = {
             1,
             training.warmup_steps // 2,
@@ -198,8 +197,8 @@ class _DryRun:
             training.num_steps,
         }
         for step in sorted(step for step in steps if 1 <= step <= training.num_steps):
-            print(f"  step {step:>9,}: {rates[step - 1]:.4g}{' (the peak)' if step == peak else ''}")
-        self.result["peak_learning_rate"] = float(rates[peak - 1])
+            print(f"  step {step:>9,}: {float(self.schedule(step - 1)):.4g}{' (the peak)' if step == peak else ''}")
+        self.result["peak_learning_rate"] = highest
 
     def look_at_splits(self) -> None:
         """Read what training would ask for late, at its first evaluation, and what it leaves to eval.py."""

@@ -12,10 +12,14 @@ import numpy as np
 
 from transformer.config import Config, DecodingConfig, differences
 from transformer.data.batching import training_plan
+from transformer.data.cache import cache_folder
+from transformer.data.pairs import ParallelSource
 from transformer.data.segmented_text import SegmentedTextTokenizer
-from transformer.data.sources import ParallelSource, cache_folder, make_source, read_pairs
+from transformer.data.sources import make_source
 from transformer.data.store import Tokens, open_store
-from transformer.data.tokenizer import Tokenizer, load_tokenizers
+from transformer.data.text_files import read_pairs
+from transformer.data.tokenizer import Tokenizer
+from transformer.data.vocabularies import load_tokenizers
 from transformer.progress import progress
 from transformer.report import scores
 from transformer.training.loading import open_checkpoints

@@ -12,11 +12,13 @@ import numpy as np
 
 from transformer.config import Config, ModelConfig
 from transformer.data.batching import Plan, plan_facts
+from transformer.data.cache import cache_folder
 from transformer.data.cleaning import CleanedSource
 from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
-from transformer.data.sources import ParallelSource, cache_folder
+from transformer.data.pairs import ParallelSource
 from transformer.data.store import Store, open_store
-from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizer, save_tokenizers
+from transformer.data.tokenizer import Tokenizer
+from transformer.data.vocabularies import load_tokenizers, make_tokenizer, save_tokenizers
 from transformer.models.cache import layer_pattern
 from transformer.models.masks import AttentionMask, visible
 from transformer.models.named_parts import check_names

@@ -15,9 +15,12 @@ from jaxtyping import Array, Bool, Float, Int
 from transformer.config import Config
 from transformer.data.batching import Plan, describe, training_plan
 from transformer.data.labeled_text import encode_rows, inference_batches, padded
-from transformer.data.sources import ParallelSource, escape_newlines, make_source, read_pairs
+from transformer.data.pairs import ParallelSource
+from transformer.data.sources import make_source
 from transformer.data.store import Store, Tokens
-from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizers
+from transformer.data.text_files import escape_newlines, read_pairs
+from transformer.data.tokenizer import Tokenizer
+from transformer.data.vocabularies import load_tokenizers, make_tokenizers
 from transformer.models.embeddings import embedding_rows
 from transformer.models.encoder_only import TextEmbedder
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops

@@ -23,8 +23,8 @@ from transformer.data.labeled_text import (
     make_labeled_texts,
     read_labeled,
 )
-from transformer.data.sources import escape_newlines
-from transformer.data.tokenizer import load_tokenizers, make_tokenizer
+from transformer.data.text_files import escape_newlines
+from transformer.data.vocabularies import load_tokenizers, make_tokenizer
 from transformer.evaluation.classification_scores import confusion_counts, score
 from transformer.models.embeddings import embedding_rows
 from transformer.models.encoder_only import TextClassifier

@@ -14,7 +14,7 @@ import numpy as np
 from transformer.config import Config
 from transformer.data.labeled_text import NO_LABEL, LabeledTextPipeline, LabelSet, inference_batches, padded
 from transformer.data.token_labels import LabeledWords, LabeledWordSource, WordEncoder, WordRows, get_labeling
-from transformer.data.tokenizer import load_tokenizers, make_tokenizer
+from transformer.data.vocabularies import load_tokenizers, make_tokenizer
 from transformer.evaluation.classification_scores import confusion_counts, score
 from transformer.models.embeddings import embedding_rows
 from transformer.models.encoder_only import TokenClassifier

@@ -16,17 +16,13 @@ import numpy as np
 
 from transformer.config import Config, DataConfig, DecodingConfig
 from transformer.data.batching import describe, evaluation_plan, training_plan
+from transformer.data.pairs import PairList, ParallelSource, PhraseSource
 from transformer.data.pipeline import Pipeline
 from transformer.data.segmented_text import SegmentedTextTokenizer
-from transformer.data.sources import (
-    PairList,
-    ParallelSource,
-    PhraseSource,
-    escape_newlines,
-    make_source,
-    read_pairs,
-)
-from transformer.data.tokenizer import Tokenizer, load_tokenizers, make_tokenizers
+from transformer.data.sources import make_source
+from transformer.data.text_files import escape_newlines, read_pairs
+from transformer.data.tokenizer import Tokenizer
+from transformer.data.vocabularies import load_tokenizers, make_tokenizers
 from transformer.evaluation.moses import detokenizer
 from transformer.evaluation.text_scores import full_score, score
 from transformer.models.embeddings import embedding_rows

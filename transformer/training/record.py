@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from transformer.data.tokenizer import cores
+from transformer.data.processes import cores
 from transformer.training.devices import processor
 
 RECORD = "run.json"
