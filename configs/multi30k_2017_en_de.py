@@ -3,7 +3,8 @@
 python train.py --config=configs/multi30k_2017_en_de.py --workdir=runs/m30k-2017 --config.data.directory=DIR
 
 Post-norm, LayerNorm, sinusoids, ReLU, full heads, biases; sizes, data and training are those of `multi30k_en_de.py`.
-What it needs to learn at all: docs/reproduction.md, section 11. Its scores are not measured yet.
+After an hour of one core's time, 5,054 updates, --checkpoint=average:4 had BLEU 38.1 on the test split, and the config
+of today 39.7: docs/reproduction.md, section 11.
 """
 
 from ml_collections import ConfigDict

@@ -3,8 +3,8 @@
 python train.py --config=configs/multi30k_modern_en_de.py --workdir=runs/m30k-modern --config.data.directory=DIR
 
 Pre-norm, RMSNorm, rotary positions, two heads to a key/value head, SwiGLU, no biases; data and training are those of
-`multi30k_en_de.py`. After an hour of one core's time, 4,760 updates, the mean of its last six checkpoints had BLEU 39.8
-on the validation split.
+`multi30k_en_de.py`. After an hour of one core's time, 4,760 updates, --checkpoint=average:6 had BLEU 39.7 on the test
+split, and the config of 2017 38.1: docs/reproduction.md, section 11.
 """
 
 from ml_collections import ConfigDict
