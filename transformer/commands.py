@@ -11,6 +11,7 @@ from typing import Any
 import absl.logging
 from absl import app, flags
 from ml_collections import config_flags
+from ml_collections.config_flags import tuple_parser
 
 from transformer.config import (
     COMPUTATION_KEYS,
@@ -41,6 +42,20 @@ class _OrNone(flags.ArgumentParser[Any]):
     def flag_type(self) -> str:
         return self.parser.flag_type()
 
+
+class _BareWords(tuple_parser.TupleParser):
+    """Takes local,global as it takes local,local: ml_collections evaluates it, and a keyword of Python is an error."""
+
+    def parse(self, argument: Any) -> Any:
+        try:
+            return super().parse(argument)
+        except ValueError:
+            if argument.startswith(("(", "[")):
+                raise
+            return (argument,)
+
+
+config_flags.register_flag_parser_for_type(tuple, _BareWords())
 
 # So that --config.training.gradient_clip=None takes away what a config file sets. Keys that cannot be None say so.
 for _kind, _parser in ((int, flags.IntegerParser()), (float, flags.FloatParser()), (str, flags.ArgumentParser())):

@@ -786,7 +786,7 @@ def _convert(key: str, value: Any, wanted: Any) -> Any:
             raise UserError(f"{key}={value!r} must be a list, for example --config.{key}=\"('a', 'b')\"")
         if len(value) == 1 and isinstance(value[0], str) and key != "decoding.stop":
             # What a flag --config.KEY=a,b comes as. A stop string may hold a comma itself.
-            value = [item.strip() for item in value[0].split(",")]
+            value = [item for item in map(str.strip, value[0].split(",")) if item]
         return tuple(_convert(key, item, typing.get_args(wanted)[0]) for item in value)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
