@@ -66,7 +66,8 @@ else:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("training.max_minutes=3", "training.max_minutes=None", "data.directory=D", "data.directory=None"), str([None] * 4)),
+        (("training.max_minutes=3", "training.max_minutes=None", "data.directory=D", "data.directory=None"),
+         "[None, None, None, None]"),
         (("training.num_steps=None",), "training.num_steps=None must be of type int, not NoneType"),
         (("data.train=news-2012,talks.v1", "data.train_weights=1,3"), "[('news-2012', 'talks.v1'), (1, 3)]"),
         (("model.attention_biases=",), "[()]"),
