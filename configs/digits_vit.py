@@ -4,8 +4,8 @@ python train.py --config=configs/digits_vit.py --workdir=runs/digits
 python eval.py --workdir=runs/digits --split=test
 ls digits/*.png | python generate.py --workdir=runs/digits
 
-1,797 images of 8 x 8 pixels, a fifth of each digit held out. Two to three minutes on two CPU cores; 98.9% of the 359
-images of the test split were right (one run, seed 0).
+1,797 images of 8 x 8 pixels, a fifth of each digit held out. Under two minutes of one CPU core; 98.9%, 98.1% and 97.8%
+of the 359 images of the test split were right (seeds 0, 1, 2).
 """
 
 from ml_collections import ConfigDict
