@@ -7,8 +7,8 @@ WORKDIR holds the weights to start from: those of a run of masked_lm, or of impo
 Without it (``--config=configs/text_classification.py``) a small model learns from nothing but the labels. DIR holds
 train and dev as .txt (label, space, text), .tsv (label, tab, text, and for pairs another tab and text) or .jsonl.
 
-The numbers of steps are for SST-2's 6,920 sentences: about three epochs of fine-tuning, twelve from scratch. From MiniLM
-the mean of three seeds was 87.8% of the 872 in dev, 14 minutes of one core each; from scratch 77.2%, in 3.
+The numbers of steps are for SST-2's 6,920 sentences: about three epochs of fine-tuning, twelve from scratch. From
+MiniLM the mean of three seeds was 87.8% of the 872 in dev, 14 minutes of one core each; from scratch 77.2%, in 3.
 
 A classifier of means, as it is trained here, is none that files of BERT can hold. To export it, train it as theirs are:
 --config.model.pooling=first --config.model.pooler=True.
