@@ -6,8 +6,8 @@ python eval.py --workdir=runs/restore --split=test --checkpoint=best
 
 DIR holds state_union.txt and inaugural.txt, or these with .gz, in which a line "### YEAR-NAME" is before each speech:
 124 of them, 490,000 words. Whole speeches are held out, drawn by the seed. WORKDIR is that of a run, or of imported
-weights, of an encoder: its model's keys and its tokenizer are used. eval.py gives the macro-F1 of the labels, and beside
-it that of the most frequent label: from scratch 0.432 and 0.081 on the test split, after 25 minutes of one core.
+weights, of an encoder: its model's keys and its tokenizer are used. eval.py gives the macro-F1 of the labels, and
+beside it that of the most frequent label: from scratch 0.432 and 0.081 on the test split, after 25 minutes of one core.
 """
 
 from ml_collections import ConfigDict

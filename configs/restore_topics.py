@@ -5,7 +5,7 @@ python eval.py --workdir=runs/restore --split=test
 echo 'if a class defines this method it is called first' | python generate.py --workdir=runs/restore
 
 About 52,000 words to learn from; whole topics are held out. It learns in minutes on two CPU cores. eval.py gives the
-macro-F1 of 12 labels, and beside it that of the most frequent label.
+macro-F1 of the labels, and beside it that of the most frequent label.
 """
 
 from ml_collections import ConfigDict
