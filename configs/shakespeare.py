@@ -10,7 +10,8 @@ test are of characters who speak in the 5% before it. The score is in nats per c
 row or more before it. nanoGPT reports 1.88 for its setting for CPUs (4 layers of 128, 2,000 small batches), and 1.47
 for 11 million parameters on a GPU.
 
-1.3 million parameters, 10.1 million characters (10 times through the text): 29 minutes on two CPU cores.
+1.3 million parameters, 10.1 million characters (10 times through the text): by their speed 29 minutes on two CPU cores.
+Not measured yet; with --config.training.num_steps=4200 --config.training.decay_steps=1800 the test split had 1.464.
 """
 
 from ml_collections import ConfigDict
