@@ -1,7 +1,6 @@
 """The vocabularies of a run: learnt from its training split, loaded from files, and kept in its workdir."""
 
 import base64
-import hashlib
 import io
 import itertools
 import json
@@ -31,6 +30,7 @@ from transformer.data.tokenizer import (
     SavedTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
+    digest,
     read_content,
 )
 from transformer.progress import progress
@@ -251,8 +251,7 @@ def _learn_or_reuse(config: DataConfig, text: _Text) -> SavedTokenizer:
         f"{text.name()} {config.tokenizer_model} {config.vocab_size} {config.vocabulary_sample} {SAMPLE_SEED} "
         f"{MOST_LINE_BYTES} sentencepiece {sentencepiece.__version__}"
     )
-    name = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest() + ".model"
-    path = cache_folder(config) / "tokenizers" / name
+    path = cache_folder(config) / "tokenizers" / f"{digest(settings.encode())}.model"
     if path.exists():
         logger.info("vocabulary from %s", path)
         return SentencePieceTokenizer.load(path)
