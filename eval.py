@@ -24,6 +24,7 @@ a file (those of a split it makes text too); with --target_language also --hypot
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -105,26 +106,34 @@ def score_run(given: str) -> None:
         raise UserError("--hypothesis and --reference are scored without --workdir, or give --source too")
     else:
         name = data = SPLIT.value or "test"
-    from transformer.report.card import FILES, update
-    from transformer.report.scores import save
-    from transformer.training.devices import select_platform
-    from transformer.training.loading import load
-    from transformer.training.workdir import OUTPUTS, copy_to_bucket, local_workdir, read_config
+    from transformer.training.hosts import is_first
+    from transformer.training.loading import inference_mesh, load
+    from transformer.training.workdir import OUTPUTS, local_workdir, read_config
 
     workdir = local_workdir(given)
     of_run = read_config(workdir)
     config = commands.override(of_run, OVERRIDES)
-    select_platform(config.mesh.platform)
-    run = load(workdir, CHECKPOINT.value, WEIGHTS.value, config)
     outputs = workdir / OUTPUTS / f"{name}.{CHECKPOINT.value.replace(':', '-')}.{WEIGHTS.value}.txt"
-    outputs.parent.mkdir(exist_ok=True)
-    scores = {
-        "split": data if isinstance(data, str) else {name: str(path) for name, path in data.items()},
-        "checkpoint": CHECKPOINT.value,
-        "weights": WEIGHTS.value,
-        "steps": run.checkpoint["steps"],
-        **run.task.evaluate(run.params, data, outputs=outputs),
-    }
+    with inference_mesh(config) as mesh:
+        run = load(workdir, CHECKPOINT.value, WEIGHTS.value, config, mesh)
+        outputs.parent.mkdir(exist_ok=True)
+        scores = {
+            "split": data if isinstance(data, str) else {name: str(path) for name, path in data.items()},
+            "checkpoint": CHECKPOINT.value,
+            "weights": WEIGHTS.value,
+            "steps": run.checkpoint["steps"],
+            **run.task.evaluate(run.params, data, outputs=outputs if is_first() else None),
+        }
+        if is_first():
+            report(workdir, outputs, scores, of_run, config)
+
+
+def report(workdir: Path, outputs: Path, scores: dict[str, Any], of_run: Config, config: Config) -> None:
+    """Print scores, and keep them with what they are scores of."""
+    from transformer.report.card import FILES, update
+    from transformer.report.scores import save
+    from transformer.training.workdir import copy_to_bucket
+
     save(outputs, scores, of_run, config)
     print(f"outputs in {outputs}")
     described: list[str] = []

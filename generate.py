@@ -20,6 +20,7 @@ Settings of decoding can be changed, as --config.decoding.beam_size=8, or for co
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,21 +44,23 @@ OVERRIDES = commands.define_overrides()
 
 def main() -> int:
     from transformer.data.text_files import decode_lines, read_lines
-    from transformer.training.devices import select_platform
-    from transformer.training.loading import load
+    from transformer.training.hosts import is_first
+    from transformer.training.loading import inference_mesh, load
     from transformer.training.workdir import local_workdir, read_config
 
     workdir = local_workdir(WORKDIR.value)
     config = commands.override(read_config(workdir), OVERRIDES)
-    select_platform(config.mesh.platform)
-    run = load(workdir, CHECKPOINT.value, WEIGHTS.value, config)
-    lines = list(read_lines(INPUT.value) if INPUT.value else decode_lines(sys.stdin.buffer, "standard input"))
-    if FORMAT.value == "jsonl":
-        lines = [parse(line, number) for number, line in enumerate(lines, 1)]
-    with open_output() as output:
-        for number, candidates in enumerate(run.task.candidates(run.params, lines, NUM_BEST.value)):
-            for candidate in candidates:
-                output.write(formatted(candidate, number) + "\n")
+    if config.mesh.distributed and not (INPUT.value and OUTPUT.value):
+        raise UserError("mesh.distributed=True: several processes share no standard input; give --input and --output")
+    with inference_mesh(config) as mesh:
+        run = load(workdir, CHECKPOINT.value, WEIGHTS.value, config, mesh)
+        lines = list(read_lines(INPUT.value) if INPUT.value else decode_lines(sys.stdin.buffer, "standard input"))
+        if FORMAT.value == "jsonl":
+            lines = [parse(line, number) for number, line in enumerate(lines, 1)]
+        with open_output() if is_first() else open(os.devnull, "w") as output:
+            for number, candidates in enumerate(run.task.candidates(run.params, lines, NUM_BEST.value)):
+                for candidate in candidates:
+                    output.write(formatted(candidate, number) + "\n")
     return 0
 
 

@@ -170,7 +170,7 @@ def prepare(mesh: jax.sharding.Mesh, benchmark: str) -> measure.Offer:
 
 
 if __name__ == "__main__":
-    select_platform("cpu")
+    select_platform(MeshConfig(platform="cpu"))
     mesh = make_mesh(MeshConfig())
     with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXES):
         measure.serve(lambda benchmark: prepare(mesh, benchmark))

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "tasks": {"config", "data", "decoding", "evaluation", "models", "progress", "types"},
     "training": {"config", "data", "evaluation", "paths", "progress", "tasks", "types"},
     "report": {"commands", "config", "data", "evaluation", "paths", "progress", "training", "types"},
-    "plan": {"config", "data", "report", "training", "types"},
+    "plan": {"commands", "config", "data", "report", "training", "types"},
     "interop": {"commands", "config", "data", "models", "paths", "progress", "tasks", "training", "types"},
     "__init__": {"training"},
 }

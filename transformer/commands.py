@@ -1,5 +1,6 @@
 """What the scripts share: flags, logging to standard error, and mistakes shown without a traceback."""
 
+import dataclasses
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ from transformer.config import (
     COMPUTATION_KEYS,
     HARMLESS_KEYS,
     Config,
+    MeshConfig,
     default_config,
     flatten,
     from_config_dict,
@@ -159,10 +161,13 @@ def define_overrides() -> ConfigFlag:
 def override(config: Config, flag: ConfigFlag) -> Config:
     """The config of a run with what the command line overrides.
 
+    Its mesh is not the run's, which trained on other machines perhaps, but this one's devices.
+
     Raises:
       UserError: for a key that parameters or data of the run depend on.
     """
-    values, allowed = to_config_dict(config), (*HARMLESS_KEYS, *COMPUTATION_KEYS)
+    here = dataclasses.replace(config, mesh=MeshConfig())
+    values, allowed = to_config_dict(here), (*HARMLESS_KEYS, *COMPUTATION_KEYS)
     for key, value in config_flags.get_override_values(flags.FLAGS[flag.name]).items():
         if not any(key == name or key.startswith(name + ".") for name in allowed):
             raise UserError(f"{key} belongs to the run and cannot be overridden here; what can: {', '.join(allowed)}")

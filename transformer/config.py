@@ -17,7 +17,7 @@ from ml_collections import config_dict
 from transformer.paths import as_path, is_remote
 from transformer.types import UserError, nearest, one_of
 
-CONFIG_VERSION = 5
+CONFIG_VERSION = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +152,9 @@ class ModelConfig:
     activation_dropout_rate: float = 0.0  # after the activation of the feed-forward; not in the paper's text
     dtype: str = "float32"  # of the computation: float32 | bfloat16; parameters are float32
     scan_unroll: int = 1  # layers a turn of the scan holds
+    # what the backward pass computes once more, for want of memory: none | attention (all but the outputs of linear
+    # maps) | layer (all but each layer's input)
+    rematerialize: str = "none"
 
     @property
     def head_size(self) -> int:
@@ -188,6 +191,7 @@ class TrainingConfig:
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-9
+    moment_dtype: str = "float32"  # adam, adamw, lion: of the first moment: float32 | bfloat16
     weight_decay: float = 0.0  # adamw, adafactor, lion: on matrices only
     gradient_clip: Optional[float] = None  # largest global norm; None: no clipping
     accumulation_steps: int = 1  # an update's batch is computed in so many parts
@@ -243,7 +247,18 @@ class EvaluationConfig:
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
     platform: str = "auto"  # auto | cpu | gpu | tpu: obeyed or an error
-    data: int = -1  # devices that share the rows of a batch; -1: all
+    # devices along each axis of the mesh, whose product they are; -1, of one axis: as many as are left
+    data: int = -1  # share the rows of a batch
+    fsdp: int = 1  # share the rows of a batch, and the parameters and the optimizer's state along the model's width
+    expert: int = 1  # share the rows of a batch, and the experts of mixtures
+    sequence: int = 1  # share the length of each row
+    tensor: int = 1  # share heads, hidden units of feed-forwards, and the vocabulary
+    distributed: bool = False  # several processes train together, each with devices of its own
+    # which they are, where neither Slurm nor Kubernetes, Open MPI or Cloud TPU says so
+    coordinator: Optional[str] = None  # HOST:PORT of the first, which the others can reach
+    num_processes: Optional[int] = None
+    process: Optional[int] = None  # the number of this one, from 0
+    wait_seconds: int = 300  # for the others, at the start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,6 +273,9 @@ class Config:
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
 
+
+MESH_AXES = ("data", "fsdp", "expert", "sequence", "tensor")
+"""The axes of the mesh of devices, keys of ``mesh``."""
 
 IMAGE_SOURCES = ("digits", "image_folder", "npz", "csv", "tfds")
 """The values of ``data.source`` that give images."""
@@ -286,6 +304,7 @@ HARMLESS_KEYS = (
     "decoding",
     "evaluation",
     "mesh",
+    "model.rematerialize",
     "training.log_every",
     "training.evaluate_every",
     "training.checkpoint_every",
@@ -595,6 +614,9 @@ def check(config: Config) -> None:
         )
 
     _one_of("training.optimizer", training.optimizer, ("adam", "adamw", "adafactor", "lion"))
+    _one_of("training.moment_dtype", training.moment_dtype, ("float32", "bfloat16"))
+    if training.optimizer == "adafactor" and training.moment_dtype != "float32":
+        raise UserError("training.optimizer=adafactor keeps no first moment; leave training.moment_dtype=float32")
     if training.weight_decay and training.optimizer == "adam":
         raise UserError(f"training.weight_decay={training.weight_decay} does nothing under adam; use adamw")
     for key in ("num_steps", "accumulation_steps", "log_every", "evaluate_every", "checkpoint_every"):
@@ -637,8 +659,36 @@ def check(config: Config) -> None:
             f"evaluation.stride={stride} must lie in 1 to the window of {window} tokens, or tokens would be left out"
         )
     _one_of("mesh.platform", config.mesh.platform, ("auto", "cpu", "gpu", "tpu"))
-    if config.mesh.data != -1:
-        _at_least("mesh.data", config.mesh.data, 1)
+    sizes = {axis: getattr(config.mesh, axis) for axis in MESH_AXES}
+    for axis, size in sizes.items():
+        if size != -1:
+            _at_least(f"mesh.{axis}", size, 1)
+    open_axes = [f"mesh.{axis}" for axis, size in sizes.items() if size == -1]
+    if len(open_axes) > 1:
+        raise UserError(f"{' and '.join(open_axes)} are -1, as many devices as are left; state all of them but one")
+    _check_processes(config.mesh)
+
+
+def _check_processes(mesh: MeshConfig) -> None:
+    _at_least("mesh.wait_seconds", mesh.wait_seconds, 1)
+    keys = {"coordinator": mesh.coordinator, "num_processes": mesh.num_processes, "process": mesh.process}
+    stated = [f"mesh.{key}" for key, value in keys.items() if value is not None]
+    if stated and not mesh.distributed:
+        raise UserError(f"{' and '.join(stated)} have no effect without mesh.distributed=True")
+    if mesh.num_processes is None or mesh.process is None or mesh.coordinator is None:
+        if len(stated) in (1, 2):
+            raise UserError(
+                f"{' and '.join(stated)} alone do not say who the processes are; set mesh.coordinator, "
+                "mesh.num_processes and mesh.process, or none of them where the cluster says it"
+            )
+        return
+    _at_least("mesh.num_processes", mesh.num_processes, 1)
+    if not 0 <= mesh.process < mesh.num_processes:
+        raise UserError(
+            f"mesh.process={mesh.process} must lie in 0 to mesh.num_processes - 1 = {mesh.num_processes - 1}"
+        )
+    if not mesh.coordinator.rpartition(":")[2].isdecimal() or ":" not in mesh.coordinator:
+        raise UserError(f"mesh.coordinator={mesh.coordinator} has no port; write HOST:PORT")
 
 
 def _check_attention(model: ModelConfig) -> None:

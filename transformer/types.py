@@ -237,8 +237,20 @@ class Task(Protocol):
         anyway."""
         ...
 
-    def batch(self, step: int) -> Any:
-        """Training batch number ``step`` (from 0, across epochs) in NumPy: a pure function of (seed, step)."""
+    def batch_size(self, step: int) -> tuple[int, int]:
+        """Rows of training batch number ``step``, and positions of their longer side, without building it."""
+        ...
+
+    def size_of(self, batch: Any) -> tuple[int, int]:
+        """The same of a batch that is there, or of some rows of one."""
+        ...
+
+    def batch(self, step: int, rows: slice = ...) -> Any:
+        """Training batch number ``step`` (from 0, across epochs) in NumPy: a pure function of (seed, step).
+
+        Args:
+          rows: which of it, in steps of 1; all, if not given. A host builds those of its devices.
+        """
         ...
 
     def steps_of_shapes(self) -> tuple[int, ...]:
@@ -296,6 +308,17 @@ class Task(Protocol):
 
     def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
         """One output for each input line, in order."""
+        ...
+
+    def lower_decoding(self, params: Params) -> Any:
+        """The program that finds one output for each row of a full batch of the longest inputs, lowered, for a plan.
+
+        Args:
+          params: abstract, each where it lies on the mesh that is entered.
+
+        Returns:
+          What ``jax.jit`` gives when it lowers; None for a task that decodes nothing step by step.
+        """
         ...
 
     def save_assets(self, workdir: Path) -> None:

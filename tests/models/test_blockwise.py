@@ -94,14 +94,16 @@ def test_the_pairs_that_are_computed_are_those_that_somebody_sees(query_blocks, 
         seen = (distances >= 0) | (not causal)
         seen &= window is None or np.abs(distances) < window
         wanted += [[i, j]] if seen.any() else []
-    got = blockwise.seen_pairs(AttentionMask(causal=causal, window=window), query_blocks, key_blocks)
-    assert got.tolist() == wanted
+    firsts = np.arange(query_blocks[0]) * query_blocks[1]
+    got = blockwise.seen_pairs(AttentionMask(causal=causal, window=window), firsts, query_blocks[1], key_blocks)
+    assert np.stack([got.query_blocks, got.key_blocks], axis=1).tolist() == wanted
+    assert got.counted.all() and (got.first_queries == firsts[got.query_blocks]).all()
 
 
 @pytest.mark.parametrize("field", ["query_positions", "key_positions", "prefix_lengths"])
 def test_all_pairs_are_computed_where_positions_are_not_the_default(field):
     mask = AttentionMask(causal=True, window=2, **{field: np.zeros((1, 1), np.int32)})
-    assert len(blockwise.seen_pairs(mask, (3, 2), (5, 2))) == 15
+    assert len(blockwise.seen_pairs(mask, (0, 2, 4), 2, (5, 2)).counted) == 15
 
 
 def scans(jaxpr):

@@ -13,7 +13,7 @@ import pytest
 from transformer.config import MeshConfig, ModelConfig
 from transformer.models.feed_forward import FeedForward
 from transformer.models.mixture_of_experts import MixtureOfExperts, capacity_slots
-from transformer.training.partitioning import LOGICAL_AXES, make_mesh, unbox
+from transformer.training.partitioning import LOGICAL_AXES, ROW_AXES, make_mesh, unbox
 from transformer.training.state import count_active_parameters
 
 B, T, D, F, E, SHARED = 4, 11, 7, 13, 5, 17  # 4 rows: as many as devices
@@ -399,21 +399,24 @@ def test_bfloat16_is_close_to_float32_and_routes_the_same(dispatch):
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(narrow_sums))
 
 
+@pytest.mark.parametrize(
+    "sizes", [{"data": 4}, {"data": 2, "expert": 2}, {"data": 1, "expert": 2, "tensor": 2}], ids=str
+)
 @pytest.mark.parametrize(("dispatch", "router"), PAIRS)
-def test_devices_change_nothing(dispatch, router):
-    mixture = config(expert_dispatch=dispatch, expert_router=router)
+def test_devices_change_nothing(dispatch, router, sizes):
+    mixture = config(expert_dispatch=dispatch, expert_router=router, num_experts=6, d_ff=14)
     params, weights = params_of(mixture), weights_of(*LOSSES)
     expected = run_with_gradients(mixture, params, X, PRESENT, COTANGENT, weights)
-    mesh = make_mesh(MeshConfig())
+    mesh = make_mesh(MeshConfig(**sizes))
     assert mesh.devices.size == B
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(ROW_AXES))
     with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXES):
         x, present, cotangent = (jax.device_put(array, rows) for array in (X, PRESENT, COTANGENT))
         got = run_with_gradients(mixture, params, x, present, cotangent, weights)
         program = str(jax.make_jaxpr(functools.partial(run, mixture))(params, x, present))
     assert_trees_close(got, expected, rtol=1e-4, atol=1e-4)
-    assert ("shard_map" in program) == (dispatch == "dropless")
-    assert program.count("sharding_constraint") == (2 if dispatch == "capacity" else 0)
+    exchange = {"dropless": "all_gather", "capacity": "all_to_all"}[dispatch]
+    assert "shard_map" in program and (exchange in program) == ("expert" in sizes)
 
 
 def test_dropout_is_of_its_own_on_every_row_and_device():
@@ -459,15 +462,15 @@ def test_parameters_are_named_for_sharding_and_scaled():
     }
     assert all(leaf.value.dtype == jnp.float32 for _, leaf in leaves)
     assert found == {
-        "experts/down/bias": ((E, D), ("expert", "embed")),
+        "experts/down/bias": ((E, D), ("expert", "features")),
         "experts/down/kernel": ((E, F, D), ("expert", "mlp", "embed")),
         "experts/gate/bias": ((E, F), ("expert", "mlp")),
         "experts/gate/kernel": ((E, D, F), ("expert", "embed", "mlp")),
         "experts/up/bias": ((E, F), ("expert", "mlp")),
         "experts/up/kernel": ((E, D, F), ("expert", "embed", "mlp")),
         "router/bias": ((E,), (None,)),
-        "router/kernel": ((D, E), ("embed", None)),
-        "shared/down/bias": ((D,), ("embed",)),
+        "router/kernel": ((D, E), ("features", None)),
+        "shared/down/bias": ((D,), ("features",)),
         "shared/down/kernel": ((17, D), ("mlp", "embed")),
         "shared/gate/bias": ((17,), ("mlp",)),
         "shared/gate/kernel": ((D, 17), ("embed", "mlp")),

@@ -372,7 +372,8 @@ def test_every_activation_between_layers_is_pinned_to_the_mesh():
 
     assert constraints() == 0
     with jax.set_mesh(make_mesh(MeshConfig())), nn.logical_axis_rules(LOGICAL_AXES):
-        assert constraints() == 2 + 2 + 3 + 1  # embeddings, sub-layers of encoder and decoder, logits
+        # The table and what is looked up in it for each side, sub-layers of encoder and decoder, logits.
+        assert constraints() == 2 * 2 + 2 + 3 + 1
 
 
 def test_flops_are_those_that_xla_counts_without_a_scan():

@@ -12,9 +12,10 @@ import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 from jax.sharding import AxisType
 
+from transformer.config import MESH_AXES, MeshConfig
 from transformer.models.attention import attend, biases, request, splash
 from transformer.models.masks import AttentionMask, visible
-from transformer.training.partitioning import LOGICAL_AXES
+from transformer.training.partitioning import LOGICAL_AXES, make_mesh
 from transformer.types import UserError
 
 B, H, K = 2, 6, 20
@@ -125,7 +126,7 @@ def test_under_a_mesh_every_device_runs_the_kernel_on_its_own_rows(on_tpu, rules
     )
     qkv = arrays(128, 128, 2, batch=4)
     expected = results("dense", mask, qkv)
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    mesh = make_mesh(MeshConfig(data=2))
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         run = functools.partial(attend, mask=mask, implementation="splash")
         program = str(jax.make_jaxpr(run)(*qkv))
@@ -190,7 +191,8 @@ def described_tpu():
 
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     topology = topologies.get_topology_desc("v5e:2x2", platform="tpu")
-    return jax.sharding.Mesh(np.array(topology.devices).reshape(4), ("data",), axis_types=(AxisType.Auto,))
+    types = (AxisType.Auto,) * len(MESH_AXES)
+    return jax.sharding.Mesh(np.array(topology.devices).reshape(4, 1, 1, 1, 1), MESH_AXES, axis_types=types)
 
 
 @pytest.mark.slow

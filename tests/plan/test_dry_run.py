@@ -194,7 +194,7 @@ def test_what_is_said_of_parts_is_what_is_computed(tmp_path, capsys, without_pro
     task, mesh = make_task(config), make_mesh(config.mesh)
     for step in task.steps_of_shapes():
         batch = task.batch(step)
-        parts = count_parts(config.training, batch, 2)
+        parts = count_parts(config.training, task.size_of(batch), 2)
         placed = place_batch(mesh, batch, parts).encoder_input_tokens
         shape = re.escape(module._shapes(batch))
         found = re.search(rf"shapes +{shape}: .* in (\d+) parts? of (\d+) rows? on each of 2 devices", printed)

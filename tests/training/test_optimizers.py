@@ -129,3 +129,15 @@ def test_learns_a_linear_map(name):
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(UserError, match=r"training\.optimizer=adamm is not one of .*did you mean adam"):
         make_optimizer(config(optimizer="adamm"), lambda step: 0.1)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "lion"])
+def test_a_first_moment_in_half_the_memory_gives_nearly_the_same_updates(name):
+    params = parameters()
+    gradients = jax.tree.map(lambda x: 0.1 * x + 0.3, params)
+    optimizer = make_optimizer(config(optimizer=name, moment_dtype="bfloat16"), lambda step: 0.5)
+    updates, state = optimizer.update(gradients, optimizer.init(params), params)
+    dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(state) if leaf.ndim}
+    assert dtypes == ({"bfloat16"} if name == "lion" else {"bfloat16", "float32"})
+    full = updates_of(config(optimizer=name), gradients, params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.01), updates, full)

@@ -43,7 +43,7 @@ def reference():
 @pytest.mark.parametrize(("devices", "limit", "parts"), [(1, 7, 5), (4, None, 1), (2, 13, 3)])
 def test_parts_and_devices_with_uneven_tokens_change_nothing(reference, devices, limit, parts):
     task, params, batch, (expected, expected_sums) = reference
-    assert count_parts(TrainingConfig(max_tokens_per_device=limit), batch, devices) == parts
+    assert count_parts(TrainingConfig(max_tokens_per_device=limit), (5, 7), devices) == parts
     mesh = make_mesh(MeshConfig(data=devices))
     with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXES):
         placed = place_batch(mesh, batch, parts)
@@ -60,15 +60,15 @@ def test_parts_and_devices_with_uneven_tokens_change_nothing(reference, devices,
 
 @given(st.integers(1, 61), st.integers(1, 17), st.integers(1, 17), st.integers(1, 9), st.integers(17, 211))
 def test_a_batch_is_computed_in_as_few_parts_as_the_limit_allows(rows, source, target, devices, limit):
-    batch = make_batch(rows, source, target)
+    size = rows, max(source, target)
 
     def most_positions(parts):
         return -(-rows // (devices * parts)) * max(source, target)  # with the rows that fill up, as place_batch does
 
-    parts = count_parts(TrainingConfig(max_tokens_per_device=limit), batch, devices)
+    parts = count_parts(TrainingConfig(max_tokens_per_device=limit), size, devices)
     assert most_positions(parts) <= limit
     assert parts == 1 or most_positions(parts - 1) > limit
-    assert count_parts(TrainingConfig(accumulation_steps=7), batch, devices) == 7
+    assert count_parts(TrainingConfig(accumulation_steps=7), size, devices) == 7
 
 
 def test_padding_rows_and_columns_change_nothing(reference):

@@ -184,3 +184,11 @@ def test_a_run_starts_from_the_parts_that_it_has_in_common_with_another(config, 
     wider = dataclasses.replace(config.model, d_ff=config.model.d_ff + 1)
     with pytest.raises(UserError, match=r"the part decoder is of another model: .*feed_forward/\w+/\w+ is \(.*there"):
         train(dataclasses.replace(tuned, model=wider), tmp_path / "two")
+
+
+def test_a_profile_of_some_steps(config, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "transformer")
+    assert train(changed(config, num_steps=4), tmp_path, profile=range(2, 4)) == 0
+    assert list((tmp_path / "profile").glob("**/*.xplane.pb")) and "profile of steps 2 to 3 in" in caplog.text
+    with pytest.raises(UserError, match="begins with a step that is done; this run goes on with step 5: name that"):
+        train(changed(config, num_steps=6), tmp_path, profile=range(4, 6))

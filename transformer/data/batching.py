@@ -27,6 +27,9 @@ Order = TypeVar("Order")
 logger = logging.getLogger(__name__)
 
 
+ALL_ROWS = slice(None)
+
+
 class Layout(NamedTuple):
     """A batch before its tokens are read: where each of its n pairs stands.
 
@@ -44,6 +47,20 @@ class Layout(NamedTuple):
     segments: np.ndarray
     source_offsets: np.ndarray
     target_offsets: np.ndarray
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows, and positions on the longer side."""
+        return self.shape[0], max(self.shape[1:])
+
+    def of_rows(self, rows: slice) -> "Layout":
+        """The batch that some rows make, counted from 0 anew."""
+        if rows == ALL_ROWS:
+            return self
+        start, stop, _ = rows.indices(self.shape[0])
+        kept = (self.rows >= start) & (self.rows < stop)
+        inside = Layout(self.shape, *(field[kept] for field in self[1:]))
+        return inside._replace(shape=(stop - start, *self.shape[1:]), rows=inside.rows - start)
 
 
 class Dropped(NamedTuple):

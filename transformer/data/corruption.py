@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from transformer.data.batching import Layout, PackPlan, Plan, make_windows
+from transformer.data.batching import ALL_ROWS, Layout, PackPlan, Plan, make_windows
 from transformer.data.pipeline import Segments, seq2seq_batch
 from transformer.data.store import Tokens
 from transformer.data.tokenizer import Tokenizer
@@ -55,10 +55,21 @@ class RandomNumbers:
         self._fixed = fixed
         self._kinds = kinds
 
-    def __call__(self, step: int, examples: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """[kinds, tokens], for texts of these numbers and lengths in batch number ``step``."""
+    def __call__(self, step: int, layout: Layout, lengths: np.ndarray, rows: slice = ALL_ROWS) -> np.ndarray:
+        """[kinds, tokens], for the texts in some rows of batch number ``step``.
+
+        Args:
+          layout: of the whole batch.
+          lengths: of all texts that there are.
+        """
+        examples = layout.examples
+        lengths = lengths[examples]
+        start, stop, _ = rows.indices(layout.shape[0])
+        inside = (layout.rows >= start) & (layout.rows < stop)
         if not self._fixed:
-            return np.random.default_rng([self._seed, step, TRAINING]).random((self._kinds, int(lengths.sum())))
+            rng = np.random.default_rng([self._seed, step, TRAINING])
+            return rng.random((self._kinds, int(lengths.sum())))[:, np.repeat(inside, lengths)]
+        examples, lengths = examples[inside], lengths[inside]
         return np.concatenate(
             [
                 np.random.default_rng([self._seed, example, SCORING]).random((self._kinds, length))
@@ -187,13 +198,18 @@ class MaskedTokenPipeline:
         """Of each shape that a batch can have the first step with it, ascending."""
         return self._plan.steps_of_shapes()
 
-    def batch(self, step: int) -> MaskedTokenBatch:
-        """Batch number ``step``, counted from 0 across epochs."""
-        return self.numbered_batch(step)[1]
+    def size(self, step: int) -> tuple[int, int]:
+        """Rows of batch number ``step``, and positions of the longer side."""
+        return self._plan.batch(step).size
 
-    def numbered_batch(self, step: int) -> tuple[Layout, MaskedTokenBatch]:
+    def batch(self, step: int, rows: slice = ALL_ROWS) -> MaskedTokenBatch:
+        """Batch number ``step``, counted from 0 across epochs, or some rows of it."""
+        return self.numbered_batch(step, rows)[1]
+
+    def numbered_batch(self, step: int, rows: slice = ALL_ROWS) -> tuple[Layout, MaskedTokenBatch]:
         """The same, and which texts stand where."""
-        layout = self._plan.batch(step)
+        whole = self._plan.batch(step)
+        layout = whole.of_rows(rows)
         num_rows, _, length = layout.shape
         inner = self._pieces.lengths[layout.examples]
         ends, lengths = np.cumsum(inner), inner + 2
@@ -201,7 +217,8 @@ class MaskedTokenPipeline:
         tokens = np.insert(
             self._pieces.gather(layout.examples), np.concatenate([ends, ends - inner]), closing.astype(np.int32)
         )
-        inputs, chosen = self._masker(tokens, lengths, self._numbers(step, layout.examples, lengths))
+        numbers = self._numbers(step, whole, self._pieces.lengths + 2, rows)
+        inputs, chosen = self._masker(tokens, lengths, numbers)
 
         segments = Segments(num_rows, length, layout.rows, layout.target_offsets, lengths)
         columns = segments.each_token(layout.target_offsets) + segments.positions
@@ -378,15 +395,20 @@ class SpanCorruptionPipeline:
         """Of each shape that a batch can have the first step with it, ascending."""
         return self._plan.steps_of_shapes()
 
-    def batch(self, step: int) -> Seq2SeqBatch:
-        """Batch number ``step``, counted from 0 across epochs."""
-        return self.numbered_batch(step)[1]
+    def size(self, step: int) -> tuple[int, int]:
+        """Rows of batch number ``step``, and positions of the longer side."""
+        return self._plan.batch(step).size
 
-    def numbered_batch(self, step: int) -> tuple[Layout, Seq2SeqBatch]:
+    def batch(self, step: int, rows: slice = ALL_ROWS) -> Seq2SeqBatch:
+        """Batch number ``step``, counted from 0 across epochs, or some rows of it."""
+        return self.numbered_batch(step, rows)[1]
+
+    def numbered_batch(self, step: int, rows: slice = ALL_ROWS) -> tuple[Layout, Seq2SeqBatch]:
         """The same, and which texts stand where."""
-        layout = self._plan.batch(step)
+        whole = self._plan.batch(step)
+        layout = whole.of_rows(rows)
         lengths, tokens = self._pieces.lengths[layout.examples], self._pieces.gather(layout.examples)
-        [numbers] = self._numbers(step, layout.examples, lengths)
+        [numbers] = self._numbers(step, whole, self._pieces.lengths, rows)
         noise = noise_mask(lengths, *self._noise, numbers)
         source_tokens, target_tokens = cut_spans(
             tokens, lengths, noise, self._tokenizer.sentinel_ids, self._tokenizer.eos_id

@@ -18,7 +18,7 @@ import numpy as np
 
 from transformer.config import DataConfig
 from transformer.data.augmentation import AUGMENTATIONS, augment, rng_of
-from transformer.data.batching import PerEpoch
+from transformer.data.batching import ALL_ROWS, PerEpoch
 from transformer.data.labeled_text import LABELS_NAME, save_labels
 from transformer.data.text_files import existing_file, names_near, read_lines
 from transformer.data.tfds_builders import open_builder
@@ -583,16 +583,16 @@ class ImagePipeline:
         """Of each shape that a batch can have the first step with it, ascending."""
         return (0,)
 
-    def batch(self, step: int) -> ImageBatch:
-        """Batch number ``step``, counted from 0 across epochs."""
+    def batch(self, step: int, rows: slice = ALL_ROWS) -> ImageBatch:
+        """Batch number ``step``, counted from 0 across epochs, or some rows of it; mixup needs all to make them."""
         numbers = self.numbers(step)
         pixels = self._preparation.pixels([self._images[number] for number in numbers.tolist()])
         label_weights = np.eye(self._num_classes, dtype=np.float32)[self._labels[numbers]]
         pixels, label_weights = augment(pixels, label_weights, rng_of(self._seed, step), self._config)
         return ImageBatch(
-            images=self._preparation.normalized(pixels),
-            label_weights=label_weights,
-            loss_weights=np.ones(len(numbers), np.float32),
+            images=self._preparation.normalized(pixels[rows]),
+            label_weights=label_weights[rows],
+            loss_weights=np.ones(len(numbers), np.float32)[rows],
         )
 
     def numbers(self, step: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional, Protocol, runtime_checkable
 import numpy as np
 
 from transformer.config import DataConfig
-from transformer.data.batching import BucketPlan
+from transformer.data.batching import ALL_ROWS, BucketPlan
 from transformer.data.pairs import PhraseSource
 from transformer.data.pipeline import SHORTEST_ROW
 from transformer.data.store import Tokens
@@ -444,9 +444,13 @@ class LabeledTextPipeline:
         """Of each shape that a batch can have the first step with it, ascending."""
         return self._plan.steps_of_shapes()
 
-    def batch(self, step: int) -> LabeledTextBatch:
-        """Batch number ``step``, counted from 0 across epochs."""
-        layout = self._plan.batch(step)
+    def size(self, step: int) -> tuple[int, int]:
+        """Rows of batch number ``step``, and positions of the longer side."""
+        return self._plan.batch(step).size
+
+    def batch(self, step: int, rows: slice = ALL_ROWS) -> LabeledTextBatch:
+        """Batch number ``step``, counted from 0 across epochs, or some rows of it."""
+        layout = self._plan.batch(step).of_rows(rows)
         return labeled_batch(self._rows, self._labels, layout.examples, layout.shape[:2], self._pad_id)
 
 

@@ -6,7 +6,7 @@ from typing import Optional, TypeVar
 
 import numpy as np
 
-from transformer.data.batching import Layout, PerEpoch, Plan, Windows
+from transformer.data.batching import ALL_ROWS, Layout, PerEpoch, Plan, Windows
 from transformer.data.store import Store, Tokens
 from transformer.data.tokenizer import Tokenizer
 from transformer.types import Seq2SeqBatch, TokenBatch
@@ -35,9 +35,13 @@ class Pipeline:
         """Of each shape that a batch can have the first step with it, ascending."""
         return self._plan.steps_of_shapes()
 
-    def batch(self, step: int) -> Seq2SeqBatch:
-        """Batch number ``step``, counted from 0 across epochs."""
-        layout = self._plan.batch(step)
+    def size(self, step: int) -> tuple[int, int]:
+        """Rows of batch number ``step``, and positions of the longer side."""
+        return self._plan.batch(step).size
+
+    def batch(self, step: int, rows: slice = ALL_ROWS) -> Seq2SeqBatch:
+        """Batch number ``step``, counted from 0 across epochs, or some rows of it."""
+        layout = self._plan.batch(step).of_rows(rows)
         source, target = ((side.gather(layout.examples), side.lengths[layout.examples]) for side in self._store.sides)
         return seq2seq_batch(layout, source, target, self._pad_ids, self._bos_id)
 
@@ -103,9 +107,13 @@ class DocumentPipeline:
         """Of each shape that a batch can have the first step with it, ascending."""
         return self._plan.steps_of_shapes()
 
-    def batch(self, step: int) -> TokenBatch:
-        """Batch number ``step``, counted from 0 across epochs."""
-        layout = self._plan.batch(step)
+    def size(self, step: int) -> tuple[int, int]:
+        """Rows of batch number ``step``, and positions of the longer side."""
+        return self._plan.batch(step).size
+
+    def batch(self, step: int, rows: slice = ALL_ROWS) -> TokenBatch:
+        """Batch number ``step``, counted from 0 across epochs, or some rows of it."""
+        layout = self._plan.batch(step).of_rows(rows)
         num_rows, _, length = layout.shape
         segments = Segments(
             num_rows, length, layout.rows, layout.target_offsets, self._documents.lengths[layout.examples]
@@ -169,12 +177,16 @@ class StreamPipeline:
         """Of each shape that a batch can have the first step with it, ascending."""
         return (0,)
 
-    def batch(self, step: int) -> TokenBatch:
-        """Batch number ``step``, counted from 0 across epochs."""
+    def size(self, step: int) -> tuple[int, int]:
+        """Rows of batch number ``step``, and their length."""
+        return self.shapes[0]
+
+    def batch(self, step: int, rows: slice = ALL_ROWS) -> TokenBatch:
+        """Batch number ``step``, counted from 0 across epochs, or some rows of it."""
         epoch, place = divmod(step, self.num_batches)
         first, order = self._order(epoch)
-        rows, length = self.shapes[0]
-        numbers = place * rows + np.arange(rows)
+        num_rows, length = self.shapes[0]
+        numbers = place * num_rows + np.arange(num_rows)[rows]
         within = order[numbers % self._num_rows, None] * length + np.arange(length)  # the epoch's tokens
         counts = (numbers < self._num_rows)[:, None] & (within < self._num_tokens)
         in_stream = (first + within) % self._num_tokens
@@ -183,8 +195,8 @@ class StreamPipeline:
             input_tokens=_tokens_before(self._documents, places, self._start_id),
             target_tokens=self._documents.at(places),
             loss_weights=counts.astype(np.float32),
-            segment_ids=np.ones((rows, length), np.int32),
-            positions=np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+            segment_ids=np.ones((len(numbers), length), np.int32),
+            positions=np.tile(np.arange(length, dtype=np.int32), (len(numbers), 1)),
         )
 
 
@@ -205,11 +217,16 @@ class PrefixPipeline:
         """Of each shape that a batch can have the first step with it, ascending."""
         return self._pipeline.steps_of_shapes()
 
-    def batch(self, step: int) -> TokenBatch:
-        """Batch number ``step``, counted from 0 across epochs."""
-        batch = self._pipeline.batch(step)
+    def size(self, step: int) -> tuple[int, int]:
+        """Rows of batch number ``step``, and positions of the longer side."""
+        return self._pipeline.size(step)
+
+    def batch(self, step: int, rows: slice = ALL_ROWS) -> TokenBatch:
+        """Batch number ``step``, counted from 0 across epochs, or some rows of it."""
+        batch = self._pipeline.batch(step, rows)
         lengths = np.count_nonzero(batch.segment_ids, axis=1)
-        given = (np.random.default_rng([self._seed, step, PREFIX]).random(len(lengths)) * lengths).astype(int)
+        shares = np.random.default_rng([self._seed, step, PREFIX]).random(self.size(step)[0])[rows]
+        given = (shares * lengths).astype(int)
         weights = np.where(batch.positions < given[:, None], np.float32(0), batch.loss_weights)
         return batch._replace(loss_weights=weights)
 

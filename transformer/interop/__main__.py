@@ -51,10 +51,11 @@ def _given(flag: flags.FlagHolder[str | None]) -> Path:
 
 
 def main() -> int:
+    from transformer.config import MeshConfig
     from transformer.training.devices import select_platform
 
     run = one_of("python -m transformer.interop: the command", COMMAND, COMMANDS)
-    select_platform("cpu")  # there is nothing to compute
+    select_platform(MeshConfig(platform="cpu"))  # there is nothing to compute
     run()
     return 0
 

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -40,7 +41,8 @@ class Cache(NamedTuple):
     index: Any
 
 
-class Slots(NamedTuple):
+@flax.struct.dataclass
+class Slots:
     """Where a layer puts the keys and values of T tokens, and who sees what then.
 
     first  []: the first slot; they fill it and those after it, around the end of a ring
@@ -49,7 +51,7 @@ class Slots(NamedTuple):
     """
 
     first: Any
-    ring: bool
+    ring: bool = flax.struct.field(pytree_node=False)
     mask: AttentionMask
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from transformer.config import ModelConfig
-from transformer.models.linear import glorot
+from transformer.models.linear import glorot, product_of_rows
 from transformer.models.sharding import constrain
 from transformer.types import UserError
 
@@ -39,14 +39,14 @@ class TokenEmbedding(nn.Module):
     dtype: Any
 
     def setup(self) -> None:
-        initializer = nn.with_logical_partitioning(
-            nn.initializers.normal(self.d_model**-0.5), ("vocabulary", "embedding")
-        )
+        initializer = nn.with_logical_partitioning(nn.initializers.normal(self.d_model**-0.5), ("vocabulary", "embed"))
         self.embedding: Any = self.param("embedding", initializer, (self.vocab_size, self.d_model), jnp.float32)
 
     def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Vectors of tokens. Ids outside the vocabulary give NaN: the data is checked when it is read."""
-        vectors_BTD = jnp.take(self.embedding, tokens_BT, axis=0, mode="fill", fill_value=jnp.nan)
+        # Whole vectors: left to itself, the partitioner would look up parts of them for the tokens of all devices.
+        table_VD = constrain(self.embedding, "vocabulary", "features")
+        vectors_BTD = jnp.take(table_VD, tokens_BT, axis=0, mode="fill", fill_value=jnp.nan)
         return (vectors_BTD * (self.d_model**0.5 if self.scale else 1.0)).astype(self.dtype)
 
     def products(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
@@ -85,6 +85,4 @@ class TokenScores(nn.Module):
 
 
 def _products(hidden_BTD: Any, weights_DV: Any) -> Any:
-    rows = hidden_BTD.astype(weights_DV.dtype).reshape(-1, weights_DV.shape[0])
-    products = jnp.dot(rows, weights_DV, preferred_element_type=jnp.float32)
-    return products.reshape(*hidden_BTD.shape[:-1], weights_DV.shape[1])
+    return product_of_rows(hidden_BTD.astype(weights_DV.dtype), weights_DV, preferred_element_type=jnp.float32)

@@ -192,6 +192,6 @@ class Classifier(nn.Module):
         config = self.config
         if config.dropout_rate and not deterministic:
             x = dropout(x, config.dropout_rate, self.make_rng("dropout"))
-        axes = ("embed", "vocabulary")
+        axes = ("embed", "classes")
         linear = Linear((config.d_model,), (self.num_classes,), axes, True, jnp.dtype(jnp.float32), name="linear")
         return linear(x)

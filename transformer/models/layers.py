@@ -115,7 +115,7 @@ class Layer(nn.Module):
                 setattr(self, f"{name}_output_norm", norm(config))
             if config.layer_scale is not None:
                 initializer = nn.initializers.constant(config.layer_scale)
-                boxed = nn.with_logical_partitioning(initializer, ("embed",))
+                boxed = nn.with_logical_partitioning(initializer, ("features",))
                 setattr(self, f"{name}_scale", self.param(f"{name}_scale", boxed, (config.d_model,), jnp.float32))
 
     def project_encoded(self, carry: None, encoded_BSD: Float[Array, "B S D"]) -> tuple[None, tuple[Any, ...]]:
@@ -199,7 +199,7 @@ class Layer(nn.Module):
         x_BTD = (x_BTD if self.scales.skip == 1 else self.scales.skip * x_BTD) + y_BTD
         if placement.sum:
             x_BTD = getattr(self, f"{name}_norm")(x_BTD)
-        return constrain(x_BTD, "batch", "length", "embed")
+        return constrain(x_BTD, "batch", "length", "features")
 
 
 class Pattern(nn.Module):

@@ -5,7 +5,10 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
+
+from transformer.models.sharding import shared_over
 
 
 class Linear(nn.Module):
@@ -32,13 +35,27 @@ class Linear(nn.Module):
         shape = (*self.inputs, *self.outputs)
         initializer = nn.with_logical_partitioning(glorot(num_inputs, len(shape), self.init_scale), self.axes)
         kernel: Any = self.param("kernel", initializer, shape, jnp.float32)
-        rows = x.astype(self.dtype).reshape(-1, math.prod(self.inputs))
-        result = rows @ kernel.astype(self.dtype).reshape(math.prod(self.inputs), math.prod(self.outputs))
+        x = x.astype(self.dtype).reshape(*x.shape[: x.ndim - num_inputs], math.prod(self.inputs))
+        result = product_of_rows(x, kernel.astype(self.dtype).reshape(math.prod(self.inputs), math.prod(self.outputs)))
         if self.use_bias:
-            zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), self.axes[num_inputs:])
+            # A vector is too small to be shared out: it would be gathered more often than it is worth.
+            axes = tuple("features" if axis == "embed" else axis for axis in self.axes[num_inputs:])
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), axes)
             bias: Any = self.param("bias", zeros, self.outputs, jnp.float32)
             result = result + bias.astype(self.dtype).reshape(-1)
-        return result.reshape(*x.shape[: x.ndim - num_inputs], *self.outputs)
+        return result.reshape(*x.shape[:-1], *self.outputs)
+
+
+def product_of_rows(
+    x: Float[Array, "*rows I"], weights_IO: Float[Array | np.ndarray, "I O"], **options: Any
+) -> Float[Array, "*rows O"]:
+    """A matrix product with all leading axes merged, unless devices share two of these: one could not be shared so.
+
+    Weights may be NumPy's, as those of a checkpoint are for who reads them.
+    """
+    if shared_over("length"):
+        return jnp.dot(x, weights_IO, **options)
+    return jnp.dot(x.reshape(-1, x.shape[-1]), weights_IO, **options).reshape(*x.shape[:-1], weights_IO.shape[1])
 
 
 def glorot(num_inputs: int, rank: int, scale: float = 1.0) -> Any:

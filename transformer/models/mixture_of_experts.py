@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from transformer.config import ModelConfig
 from transformer.models.dropout import dropout
 from transformer.models.feed_forward import ACTIVATIONS, Activation, FeedForward
-from transformer.models.sharding import constrain
-from transformer.types import one_of
+from transformer.models.sharding import count_shares, shared_over
+from transformer.types import UserError, one_of
 
 BIAS_UPDATE_SPEED = 0.001
 """The gamma of DeepSeek-V3, by which the bias of a sigmoid router moves against the load."""
@@ -34,21 +34,38 @@ class Routing(NamedTuple):
     weights        [B, T, J]  of their outputs in the token's
     logits         [B, T, E]
     probabilities  [B, T, E]  the scores of all experts, divided by their sum
-    bias           [E]        of the choice; None under softmax
     """
 
     experts: Any
     weights: Any
     logits: Any
     probabilities: Any
-    bias: Any
+
+
+class Statistics(NamedTuple):
+    """Sums over the tokens of a layer that are no padding, in float32.
+
+    count          []   of the tokens
+    choices        [E]  how often each expert was chosen, before any choice was dropped
+    probabilities  [E]
+    z              []   of logsumexp(logits)^2
+    entropy        []   of the probabilities, in nats
+    dropped        []   choices of experts that were full
+    """
+
+    count: Any
+    choices: Any
+    probabilities: Any
+    z: Any
+    entropy: Any
+    dropped: Any
 
 
 class Weights(NamedTuple):
-    """One matrix for each expert.
+    """Of one linear map for each expert, or of the router.
 
-    kernel  [E, I, O]
-    bias    [E, O] or None
+    kernel  [E, I, O]; the router's [D, E]
+    bias    [E, O] or None; the router's [E]
     """
 
     kernel: Any
@@ -88,59 +105,59 @@ class MixtureOfExperts(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Args: present_BT is False for padding; None: there is none."""
         config = self.config
-        dtype = jnp.dtype(config.dtype)
         present_BT = jnp.broadcast_to(True if present_BT is None else present_BT, x_BTD.shape[:2])
         x_BTD = jnp.where(present_BT[..., None], x_BTD, 0)
-        routing = Router(config, name="router")(x_BTD)
-        x_BTD = x_BTD.astype(dtype)
-
+        router = Router(config, name="router")()
         weights = Experts(config, self.init_scale, name="experts")()
         rng = self.make_rng("dropout") if config.activation_dropout_rate and not deterministic else None
-        dispatch = one_of("model.expert_dispatch", config.expert_dispatch, DISPATCHES)
-        y_BTJD, served_BTJ = dispatch(config, weights, x_BTD, routing.experts, present_BT, rng)
-        y_BTD = jnp.einsum("BTJD,BTJ->BTD", y_BTJD.astype(jnp.float32), routing.weights).astype(dtype)
+        y_BTD, statistics = _on_each_device(config, router, weights, x_BTD, present_BT, rng)
         if config.d_ff_shared:
             shared = FeedForward(config, d_ff=config.d_ff_shared, init_scale=self.init_scale, name="shared")
-            y_BTD += shared(x_BTD, deterministic)
+            y_BTD += shared(x_BTD.astype(config.dtype), deterministic)
 
         if self.is_mutable_collection("sums") and not self.is_initializing():
-            for name, pair in routing_sums(routing, present_BT, served_BTJ).items():
+            for name, pair in routing_sums(config, statistics, router.bias).items():
                 self.sow("sums", name, pair, init_fn=lambda: (0.0, 0.0), reduce_fn=_add_pairs)
         return jnp.where(present_BT[..., None], y_BTD, 0)
 
 
 class Router(nn.Module):
-    """Scores every expert for every token, and chooses."""
+    """The router's parameters: a matrix [D, E], and under ``sigmoid`` a bias [E].
+
+    Both lie whole on every device: each needs the logits of all experts, and the matrix is small.
+    """
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Routing:
+    def __call__(self) -> Weights:
         config = self.config
-        log_score = one_of("model.expert_router", config.expert_router, ROUTERS)
-        # No name on the axis of experts: each device needs the logits of all of them, and the matrix is small.
         initializer = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-        kernel: Any = self.param(
+        kernel = self.param(
             "kernel",
-            nn.with_logical_partitioning(initializer, ("embed", None)),
+            nn.with_logical_partitioning(initializer, ("features", None)),
             (config.d_model, config.num_experts),
             jnp.float32,
         )
-        # Accelerators would round the factors of a float32 product.
-        logits_BTE = jnp.einsum("BTD,DE->BTE", x_BTD.astype(jnp.float32), kernel, precision=lax.Precision.HIGHEST)
-        log_scores_BTE = log_score(logits_BTE)
-        bias: Any = None
-        ranks_BTE = log_scores_BTE
-        if config.expert_router == "sigmoid":
-            zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), (None,))
-            bias = self.param("bias", zeros, (config.num_experts,), jnp.float32)
-            ranks_BTE = jnp.exp(log_scores_BTE) + bias
-        _, experts_BTJ = lax.top_k(lax.stop_gradient(ranks_BTE), config.experts_per_token)
-        chosen_BTJ = jnp.take_along_axis(log_scores_BTE, experts_BTJ, axis=-1)
-        # A softmax of logarithms divides by the sum, and has no 0 / 0 where all scores underflow.
-        switch = config.expert_router == "softmax" and config.experts_per_token == 1
-        weights_BTJ = jnp.exp(chosen_BTJ) if switch else jax.nn.softmax(chosen_BTJ)
-        return Routing(experts_BTJ, weights_BTJ, logits_BTE, jax.nn.softmax(log_scores_BTE), bias)
+        if config.expert_router != "sigmoid":
+            return Weights(kernel, None)
+        zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), (None,))
+        return Weights(kernel, self.param("bias", zeros, (config.num_experts,), jnp.float32))
+
+
+def route(config: ModelConfig, router: Weights, x_BTD: Float[Array, "B T D"]) -> Routing:
+    """Score every expert for every token, and choose."""
+    log_score = one_of("model.expert_router", config.expert_router, ROUTERS)
+    # Accelerators would round the factors of a float32 product.
+    logits_BTE = jnp.einsum("BTD,DE->BTE", x_BTD.astype(jnp.float32), router.kernel, precision=lax.Precision.HIGHEST)
+    log_scores_BTE = log_score(logits_BTE)
+    ranks_BTE = log_scores_BTE if router.bias is None else jnp.exp(log_scores_BTE) + router.bias
+    _, experts_BTJ = lax.top_k(lax.stop_gradient(ranks_BTE), config.experts_per_token)
+    chosen_BTJ = jnp.take_along_axis(log_scores_BTE, experts_BTJ, axis=-1)
+    # A softmax of logarithms divides by the sum, and has no 0 / 0 where all scores underflow.
+    switch = config.expert_router == "softmax" and config.experts_per_token == 1
+    weights_BTJ = jnp.exp(chosen_BTJ) if switch else jax.nn.softmax(chosen_BTJ)
+    return Routing(experts_BTJ, weights_BTJ, logits_BTE, jax.nn.softmax(log_scores_BTE))
 
 
 class Experts(nn.Module):
@@ -180,57 +197,93 @@ class ExpertLinear(nn.Module):
         kernel = self.param("kernel", nn.with_logical_partitioning(initializer, self.axes), self.shape, jnp.float32)
         if not self.use_bias:
             return Weights(kernel, None)
-        zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), (self.axes[0], self.axes[2]))
+        axes = (self.axes[0], "features" if self.axes[2] == "embed" else self.axes[2])
+        zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), axes)
         return Weights(kernel, self.param("bias", zeros, (self.shape[0], self.shape[2]), jnp.float32))
+
+
+class MeshAxes(NamedTuple):
+    """Along which axes of the mesh a function is run by each device on its own part; none: on the whole, by all.
+
+    rows     share the rows of a batch
+    length   share the length of each row
+    experts  share the experts; these are among those of the rows
+    hidden   share the hidden units of each expert
+    """
+
+    rows: tuple[str, ...] = ()
+    length: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
 
 
 def dropless(
     config: ModelConfig,
     weights: dict[str, Weights],
     x_BTD: Float[Array, "B T D"],
-    experts_BTJ: Int[Array, "B T J"],
+    routing: Routing,
     present_BT: Bool[Array, "B T"],
     rng: Optional[PRNGKeyArray],
-) -> tuple[Float[Array, "B T J D"], Bool[Array, "B T J"]]:
-    """The output of each expert that a token chose: rows sorted by expert, one ragged product a matrix.
+    axes: MeshAxes,
+) -> tuple[Float[Array, "B T D"], Bool[Array, "B T J"]]:
+    """What a token's experts give, by their weights: rows sorted by expert, one ragged product a matrix.
 
-    Padding goes through its experts like any token, as it does through a plain feed-forward: so the groups cover all
-    rows, and no row is left to what a platform does outside of them.
+    Padding goes through its experts like any token, as it does through a plain feed-forward: so on one device the
+    groups cover all rows. Where devices share the experts, each is given the tokens of all of them, computes those that
+    chose its own, and their sums go back.
 
     Reference: Gale et al., MegaBlocks (2023).
     """
+    served_BTJ = jnp.broadcast_to(present_BT[..., None], routing.experts.shape)
+    experts_BTJ, weights_BTJ = routing.experts, routing.weights
+    number = config.num_experts
+    if axes.experts:
+        x_BTD, experts_BTJ, weights_BTJ = (
+            lax.all_gather(array, axes.experts, tiled=True) for array in (x_BTD, experts_BTJ, weights_BTJ)
+        )
+        number //= lax.axis_size(axes.experts)
+        experts_BTJ = experts_BTJ - lax.axis_index(axes.experts) * number
 
-    def run(weights: Any, x_BTD: Any, experts_BTJ: Any, rng: Any) -> Any:
-        expert_R = experts_BTJ.reshape(-1)
-        order_R = jnp.argsort(expert_R)
-        expert_R = expert_R[order_R]
-        sizes_E = jnp.bincount(expert_R, length=config.num_experts)
+    expert_R = experts_BTJ.reshape(-1)
+    expert_R = jnp.where((expert_R >= 0) & (expert_R < number), expert_R, number)  # another device's: behind the last
+    order_R = jnp.argsort(expert_R)
+    expert_R = expert_R[order_R]
+    sizes_E = jnp.bincount(expert_R, length=number)
+    here_R1 = expert_R[:, None] < number
 
-        def linear(x_RI: Any, weights: Weights) -> Any:
-            y_RO = lax.ragged_dot(x_RI, weights.kernel.astype(x_RI.dtype), sizes_E)
-            return y_RO if weights.bias is None else y_RO + weights.bias.astype(x_RI.dtype)[expert_R]
+    def linear(x_RI: Any, weights: Weights, summed: tuple[str, ...] = ()) -> Any:
+        y_RO = _summed(lax.ragged_dot(x_RI, weights.kernel.astype(x_RI.dtype), sizes_E), summed)
+        return y_RO if weights.bias is None else y_RO + weights.bias.astype(x_RI.dtype)[expert_R]
 
-        rows_RD = x_BTD.reshape(-1, config.d_model)[order_R // config.experts_per_token]
-        y_RD = _feed_forward(config, weights, rows_RD, linear, rng)
-        return y_RD[jnp.argsort(order_R)].reshape(*experts_BTJ.shape, config.d_model)
-
-    y_BTJD = _on_each_device(run, weights, x_BTD, experts_BTJ, rng)
-    return y_BTJD, jnp.broadcast_to(present_BT[..., None], experts_BTJ.shape)
+    # What stands outside of all groups is up to the platform: it is kept out on both ways.
+    rows_RD = jnp.where(here_R1, x_BTD.reshape(-1, config.d_model)[order_R // config.experts_per_token], 0)
+    y_RD = jnp.where(here_R1, _feed_forward(config, weights, rows_RD, linear, rng, axes), 0)
+    y_BTJD = y_RD[jnp.argsort(order_R)].reshape(*experts_BTJ.shape, config.d_model)
+    y_BTD = _weighted(y_BTJD, weights_BTJ)
+    if axes.experts:
+        y_BTD = lax.psum_scatter(y_BTD, axes.experts, tiled=True)
+    return y_BTD, served_BTJ
 
 
 def capacity(
     config: ModelConfig,
     weights: dict[str, Weights],
     x_BTD: Float[Array, "B T D"],
-    experts_BTJ: Int[Array, "B T J"],
+    routing: Routing,
     present_BT: Bool[Array, "B T"],
     rng: Optional[PRNGKeyArray],
-) -> tuple[Float[Array, "B T J D"], Bool[Array, "B T J"]]:
-    """The output of each expert that a token chose, zeros where it was full: C slots of each expert in each row.
+    axes: MeshAxes,
+) -> tuple[Float[Array, "B T D"], Bool[Array, "B T J"]]:
+    """What a token's experts give, by their weights, zeros where one was full: C slots of each expert in each row.
 
-    All shapes are static, and the experts are a batch dimension of plain products.
+    All shapes are static, and the experts are a batch dimension of plain products. Devices that share the experts
+    exchange the slots of all rows.
     """
-    B, T, _ = x_BTD.shape
+    if axes.length:
+        raise UserError(
+            "model.expert_dispatch=capacity counts over whole rows, which mesh.sequence shares; use dropless"
+        )
+    T, experts_BTJ = x_BTD.shape[1], routing.experts
     slot_BTJ, slots = capacity_slots(config, experts_BTJ, present_BT)
 
     @jax.vmap
@@ -244,15 +297,19 @@ def capacity(
     def to_tokens(y_ECD: Any, experts_TJ: Any, slot_TJ: Any) -> Any:
         return y_ECD.at[experts_TJ, slot_TJ].get(mode="fill", fill_value=0)
 
-    def linear(x_ERI: Any, weights: Weights) -> Any:
-        y_ERO = jnp.einsum("ERI,EIO->ERO", x_ERI, weights.kernel.astype(x_ERI.dtype))
+    def linear(x_ERI: Any, weights: Weights, summed: tuple[str, ...] = ()) -> Any:
+        y_ERO = _summed(jnp.einsum("ERI,EIO->ERO", x_ERI, weights.kernel.astype(x_ERI.dtype)), summed)
         return y_ERO if weights.bias is None else y_ERO + weights.bias.astype(x_ERI.dtype)[:, None]
 
     x_EBCD = to_experts(x_BTD, experts_BTJ, slot_BTJ).swapaxes(0, 1)
-    x_EBCD = constrain(x_EBCD, "expert", "batch", "length", "embed")
-    y_ERD = _feed_forward(config, weights, x_EBCD.reshape(config.num_experts, B * slots, -1), linear, rng)
-    y_EBCD = constrain(y_ERD.reshape(x_EBCD.shape), "expert", "batch", "length", "embed")
-    return to_tokens(y_EBCD.swapaxes(0, 1), experts_BTJ, slot_BTJ), slot_BTJ < slots
+    if axes.experts:  # from all experts for the own rows to the own experts for all rows
+        x_EBCD = lax.all_to_all(x_EBCD, axes.experts, 0, 1, tiled=True)
+    rows_ERD = x_EBCD.reshape(x_EBCD.shape[0], -1, config.d_model)
+    y_EBCD = _feed_forward(config, weights, rows_ERD, linear, rng, axes).reshape(x_EBCD.shape)
+    if axes.experts:
+        y_EBCD = lax.all_to_all(y_EBCD, axes.experts, 1, 0, tiled=True)
+    y_BTJD = to_tokens(y_EBCD.swapaxes(0, 1), experts_BTJ, slot_BTJ)
+    return _weighted(y_BTJD, routing.weights), slot_BTJ < slots
 
 
 DISPATCHES: dict[str, Callable[..., Any]] = {"dropless": dropless, "capacity": capacity}
@@ -284,8 +341,23 @@ def capacity_slots(
     return jnp.where(served_BTJ, slot_BTJ, slots), slots
 
 
+def statistics_of(routing: Routing, present_BT: Bool[Array, "B T"], served_BTJ: Bool[Array, "B T J"]) -> Statistics:
+    """Of some rows; those of more are their sum."""
+    E = routing.logits.shape[-1]
+    present_BT1 = present_BT[..., None]
+    entropy_BT = jnp.sum(jax.scipy.special.entr(lax.stop_gradient(routing.probabilities)), axis=-1)
+    return Statistics(
+        count=jnp.sum(present_BT, dtype=jnp.float32),
+        choices=jnp.sum(jax.nn.one_hot(routing.experts, E) * present_BT1[..., None], axis=(0, 1, 2)),
+        probabilities=jnp.sum(routing.probabilities * present_BT1, axis=(0, 1)),
+        z=jnp.sum(jnp.square(jax.nn.logsumexp(routing.logits, axis=-1)) * present_BT),
+        entropy=jnp.sum(entropy_BT * present_BT),
+        dropped=jnp.sum(present_BT1 & ~served_BTJ, dtype=jnp.float32),
+    )
+
+
 def routing_sums(
-    routing: Routing, present_BT: Bool[Array, "B T"], served_BTJ: Bool[Array, "B T J"]
+    config: ModelConfig, statistics: Statistics, bias_E: Optional[Float[Array, "E"]]
 ) -> dict[str, tuple[Float[Array, ""], Float[Array, ""]]]:
     """Losses and statistics of one layer as pairs (sum, count), over the tokens that are no padding.
 
@@ -308,27 +380,21 @@ def routing_sums(
     section 2.1.2 (router_bias), which adds gamma sign itself after the step: here momentum, learning rate and schedule
     have their part in it; Adam and Lion undo the gamma, which keeps the signs out of the norm that clipping sees.
     """
-    E, J = routing.logits.shape[-1], routing.experts.shape[-1]
-    present_BT1 = present_BT[..., None]
-    count = jnp.sum(present_BT, dtype=jnp.float32)
+    E, J = config.num_experts, config.experts_per_token
+    count, choices_E, probabilities_E, z, entropy, dropped = statistics
     divisor = jnp.maximum(count, 1)
-    choices_E = jnp.sum(jax.nn.one_hot(routing.experts, E) * present_BT1[..., None], axis=(0, 1, 2))
     share_E = lax.stop_gradient(choices_E / (divisor * J))
-    probability_E = jnp.sum(routing.probabilities * present_BT1, axis=(0, 1)) / divisor
-    z_BT = jnp.square(jax.nn.logsumexp(routing.logits, axis=-1))
-    entropy_BT = jnp.sum(jax.scipy.special.entr(lax.stop_gradient(routing.probabilities)), axis=-1)
-    dropped = jnp.sum(present_BT1 & ~served_BTJ, dtype=jnp.float32)
     sums = {
-        "load_balancing": (count * E * jnp.sum(share_E * probability_E), count),
-        "router_z": (jnp.sum(z_BT * present_BT), count),
+        "load_balancing": (count * E * jnp.sum(share_E * probabilities_E / divisor), count),
+        "router_z": (z, count),
         "expert_load_max": (count * E * jnp.max(share_E), count),
         "dropped_share": (dropped, count * J),
-        "router_entropy": (jnp.sum(entropy_BT * present_BT), count),
+        "router_entropy": (entropy, count),
     }
-    if routing.bias is not None:
+    if bias_E is not None:
         overload_E = BIAS_UPDATE_SPEED * jnp.sign(choices_E * E - count * J)
         # Less its own value: the reported loss does not contain it.
-        sums["router_bias"] = (count * jnp.sum(overload_E * (routing.bias - lax.stop_gradient(routing.bias))), count)
+        sums["router_bias"] = (count * jnp.sum(overload_E * (bias_E - lax.stop_gradient(bias_E))), count)
     return sums
 
 
@@ -337,7 +403,12 @@ def _activation(config: ModelConfig) -> Activation:
 
 
 def _feed_forward(
-    config: ModelConfig, weights: dict[str, Weights], x: Any, linear: Callable[..., Any], rng: Optional[Any]
+    config: ModelConfig,
+    weights: dict[str, Weights],
+    x: Any,
+    linear: Callable[..., Any],
+    rng: Optional[Any],
+    axes: MeshAxes,
 ) -> Any:
     """``FeedForward`` over rows that ``linear`` multiplies each by the matrix of its expert."""
     activation = _activation(config)
@@ -346,26 +417,59 @@ def _feed_forward(
         hidden *= activation.function(linear(x, weights["gate"]))
     else:
         hidden = activation.function(hidden)
-    return linear(dropout(hidden, config.activation_dropout_rate, rng), weights["down"])
+    return linear(dropout(hidden, config.activation_dropout_rate, rng), weights["down"], axes.hidden)
 
 
-def _on_each_device(run: Callable[..., Any], weights: Any, x_BTD: Any, experts_BTJ: Any, rng: Any) -> Any:
-    """``run`` on each device's own rows of the batch.
+def _summed(products: Any, axes: tuple[str, ...]) -> Any:
+    return lax.psum(products, axes) if axes else products
 
-    Left to the partitioner, one sort over the tokens of all devices would bring every token to every device.
+
+def _weighted(y_BTJD: Any, weights_BTJ: Any) -> Any:
+    return jnp.einsum("BTJD,BTJ->BTD", y_BTJD.astype(jnp.float32), weights_BTJ).astype(y_BTJD.dtype)
+
+
+def _mixture(
+    config: ModelConfig,
+    router: Weights,
+    weights: dict[str, Weights],
+    x_BTD: Any,
+    present_BT: Any,
+    rng: Any,
+    axes: MeshAxes,
+) -> tuple[Any, Statistics]:
+    """What the experts give for some rows, and the statistics of the whole batch."""
+    routing = route(config, router, x_BTD)
+    dispatch = one_of("model.expert_dispatch", config.expert_dispatch, DISPATCHES)
+    y_BTD, served_BTJ = dispatch(config, weights, x_BTD.astype(config.dtype), routing, present_BT, rng, axes)
+    statistics = statistics_of(routing, present_BT, served_BTJ)
+    return y_BTD, jax.tree.map(lambda leaf: _summed(leaf, (*axes.rows, *axes.length)), statistics)
+
+
+def _on_each_device(
+    config: ModelConfig, router: Weights, weights: dict[str, Weights], x_BTD: Any, present_BT: Any, rng: Any
+) -> tuple[Any, Statistics]:
+    """``_mixture`` by each device on its own rows, experts and hidden units; as it is where no mesh is entered.
+
+    Left to the partitioner, one sort over the tokens of all devices would bring every token to every device, and the
+    weights of all experts too.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    spec: Any = nn.logical_to_mesh_axes(("batch",))
-    axis = spec[0]
-    if mesh.empty or axis is None or x_BTD.shape[0] % mesh.shape[axis]:
-        return run(weights, x_BTD, experts_BTJ, rng)
+    axes = MeshAxes(*(shared_over(name) for name in ("batch", "length", "expert", "mlp")))
+    if not any(axes) or x_BTD.shape[0] % count_shares(axes.rows):
+        return _mixture(config, router, weights, x_BTD, present_BT, rng, MeshAxes())
 
-    def run_shard(weights: Any, x_BTD: Any, experts_BTJ: Any, rng: Any) -> Any:
-        return run(weights, x_BTD, experts_BTJ, None if rng is None else jax.random.fold_in(rng, lax.axis_index(axis)))
+    def run(router: Weights, weights: Any, x_BTD: Any, present_BT: Any, rng: Any) -> Any:
+        if rng is not None:
+            rng = jax.random.fold_in(rng, lax.axis_index((*axes.rows, *axes.length, *axes.hidden)))
+        return _mixture(config, router, weights, x_BTD, present_BT, rng, axes)
 
-    rows, whole = PartitionSpec(axis), PartitionSpec()
-    return jax.shard_map(run_shard, in_specs=(whole, rows, rows, whole), out_specs=rows, axis_names={axis})(
-        weights, x_BTD, experts_BTJ, rng
+    rows, whole = PartitionSpec(axes.rows, axes.length), PartitionSpec()
+    inward = Weights(PartitionSpec(axes.experts, None, axes.hidden), PartitionSpec(axes.experts, axes.hidden))
+    outward = Weights(PartitionSpec(axes.experts, axes.hidden), PartitionSpec(axes.experts))
+    places = {name: outward if name == "down" else inward for name in weights}
+    if not config.feed_forward_bias:
+        places = {name: place._replace(bias=None) for name, place in places.items()}
+    return jax.shard_map(run, in_specs=(whole, places, rows, rows, whole), out_specs=(rows, whole))(
+        router, weights, x_BTD, present_BT, rng
     )
 
 

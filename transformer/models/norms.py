@@ -10,13 +10,13 @@ from transformer.config import ModelConfig
 from transformer.types import one_of
 
 
-def layer_norm(config: ModelConfig, axis: str = "embed") -> nn.Module:
+def layer_norm(config: ModelConfig, axis: str = "features") -> nn.Module:
     """Less the mean, by the standard deviation, with trained scale and bias. Reference: Ba et al. 2016."""
     bias_init = nn.with_logical_partitioning(nn.initializers.zeros_init(), (axis,))
     return nn.LayerNorm(bias_init=bias_init, **_options(config, axis))
 
 
-def rms_norm(config: ModelConfig, axis: str = "embed") -> nn.Module:
+def rms_norm(config: ModelConfig, axis: str = "features") -> nn.Module:
     """By the root of the mean square, with a trained scale. Reference: Zhang & Sennrich 2019."""
     return nn.RMSNorm(**_options(config, axis))
 

@@ -80,7 +80,7 @@ class Learned(PositionEncoding):
     """
 
     def setup(self) -> None:
-        initializer = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("length", "embedding"))
+        initializer = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("positions", "embed"))
         shape = (self.config.max_positions, self.config.d_model)
         self.embedding: Any = self.param("embedding", initializer, shape, jnp.float32)
 

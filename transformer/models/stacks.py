@@ -3,6 +3,7 @@
 from typing import Any, Optional
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -14,8 +15,17 @@ from transformer.models.layers import NORM_PLACEMENTS, BranchScales, Layer, Patt
 from transformer.models.masks import AttentionMask
 from transformer.models.norms import norm
 from transformer.models.positions import position_encoding
-from transformer.models.sharding import constrain
-from transformer.types import UserError
+from transformer.models.sharding import constrain, count_shares, shared_over
+from transformer.types import UserError, one_of
+
+REMATERIALIZATION: dict[str, Any] = {
+    "none": None,
+    "attention": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "layer": jax.checkpoint_policies.nothing_saveable,
+}
+"""What of a layer is kept for the backward pass, by ``model.rematerialize``; None: what it needs. The rest is computed
+again. Reference: Chen et al., Training Deep Nets with Sublinear Memory Cost (2016); ``attention`` as the selective
+recomputation of Korthikanti et al. (2022), section 5, which keeps what linear maps give."""
 
 
 def require_decoding(config: ModelConfig) -> None:
@@ -64,13 +74,21 @@ class Stack(nn.Module):
         }
         self.layers: Any
         if len(pattern) == 1:
-            self.layers = nn.scan(Layer, methods=options)(pattern[0], 0, self.cross_attends, self.scales)
+            self.layers = nn.scan(self._kind(Layer), methods=options)(pattern[0], 0, self.cross_attends, self.scales)
         else:
-            self.layers = nn.scan(Pattern, methods=options)(pattern, self.cross_attends, self.scales)
+            self.layers = nn.scan(self._kind(Pattern), methods=options)(pattern, self.cross_attends, self.scales)
         if config.embedding_norm:
             self.embedding_norm = norm(config)
         if NORM_PLACEMENTS[config.norm_placement].final:
             self.final_norm = norm(config)
+
+    def _kind(self, kind: Any) -> Any:
+        """A class of layers, with what ``model.rematerialize`` makes of it."""
+        policy = one_of("model.rematerialize", self.config.rematerialize, REMATERIALIZATION)
+        if policy is None:
+            return kind
+        deterministic = 5  # its place among the arguments of a layer, which is no array
+        return nn.remat(kind, policy=policy, prevent_cse=False, static_argnums=(deterministic,))  # a scan prevents it
 
     def project_encoded(self, encoded_BSD: Float[Array, "B S D"]) -> tuple[Any, ...]:
         """Keys and values [L, B, S, G, K] of the encoder's output, for each layer of the pattern."""
@@ -92,6 +110,12 @@ class Stack(nn.Module):
         Positions default to 0, 1, 2, ...; with a cache they must be given.
         """
         config, encoding = self.config, self.position_encoding
+        shares, length = count_shares(shared_over("length")), x_BTD.shape[1]
+        if length % shares and not self.is_initializing():
+            raise UserError(
+                f"rows of {length} tokens are no multiple of mesh.sequence={shares}, which shares them out; with "
+                "data.batching=pack all rows have data.max_source_length and data.max_target_length"
+            )
         if positions_BT is None:
             if cache is not None:
                 raise ValueError("decoding with a cache needs the positions of its tokens")
@@ -102,7 +126,7 @@ class Stack(nn.Module):
         keep(self, "embedded", lambda: x_BTD)
         if config.dropout_rate and not deterministic:
             x_BTD = dropout(x_BTD, config.dropout_rate, self.make_rng("dropout"))
-        x_BTD = constrain(x_BTD, "batch", "length", "embed")
+        x_BTD = constrain(x_BTD, "batch", "length", "features")
         shared = Shared(mask, encoding.rotation(positions_BT), encoding.bias(), cross_mask)
         stored = None
         if cache is not None:

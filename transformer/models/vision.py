@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from transformer.config import ModelConfig
 from transformer.models.encoder_only import Classifier
@@ -34,9 +34,9 @@ class PatchEmbedding(nn.Module):
     def __call__(self, images_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B N D"]:
         P, D, dtype = self.config.patch_size, self.config.d_model, jnp.dtype(self.config.dtype)
         batch_size, height, width, C = images_BHWC.shape
-        initializer = nn.with_logical_partitioning(glorot(3, 4), (None, None, None, "embedding"))
+        initializer = nn.with_logical_partitioning(glorot(3, 4), (None, None, None, "embed"))
         kernel_PPCD: Any = self.param("kernel", initializer, (P, P, C, D), jnp.float32)
-        zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), ("embedding",))
+        zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), ("features",))
         bias: Any = self.param("bias", zeros, (D,), jnp.float32)
         rows, columns = patch_grid(self.config, height, width)
         patches = images_BHWC.astype(dtype).reshape(batch_size, rows, P, columns, P, C).swapaxes(2, 3)
@@ -68,7 +68,7 @@ class LearnedGrid(GridPositions):
         grid, D = self.config.position_grid, self.config.d_model
         if grid is None:
             raise ValueError("learned positions need the size of their table: config.position_grid")
-        initializer = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("length", "embedding"))
+        initializer = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("positions", "embed"))
         self.embedding: Any = self.param(
             "embedding", initializer, (self.config.class_token + grid * grid, D), jnp.float32
         )
@@ -128,10 +128,10 @@ class VisionEncoder(nn.Module):
         self.patch_embedding = PatchEmbedding(config)
         normal = nn.initializers.normal(0.02)
         if config.class_token:
-            boxed = nn.with_logical_partitioning(normal, ("embedding",))
+            boxed = nn.with_logical_partitioning(normal, ("features",))
             self.class_token: Any = self.param("class_token", boxed, (D,), jnp.float32)
         if config.num_registers:
-            boxed = nn.with_logical_partitioning(normal, ("length", "embedding"))
+            boxed = nn.with_logical_partitioning(normal, ("positions", "embed"))
             self.registers: Any = self.param("registers", boxed, (config.num_registers, D), jnp.float32)
         scheme = one_of("model.position_encoding", config.position_encoding, GRID_POSITIONS)
         self.position_encoding: GridPositions = scheme(config)
@@ -139,11 +139,18 @@ class VisionEncoder(nn.Module):
         unplaced = dataclasses.replace(config, position_encoding="none")  # patches come to the stack with theirs
         self.stack = Stack(unplaced, config.num_encoder_layers, bidirectional=True, scales=scales)
 
-    def __call__(self, images_BHWC: Float[Array, "B H W C"], *, deterministic: bool) -> Float[Array, "B N D"]:
+    def __call__(
+        self,
+        images_BHWC: Float[Array, "B H W C"],
+        present_B: Optional[Bool[Array, "B"]] = None,
+        *,
+        deterministic: bool,
+    ) -> Float[Array, "B N D"]:
         """A vector for each of ``num_tokens`` tokens.
 
         Args:
           images_BHWC: normalised; of any height and width that are multiples of ``config.patch_size``.
+          present_B: False for what fills up a batch; None: there is none, or it does not matter.
         """
         config = self.config
         x_BND = self.patch_embedding(images_BHWC)
@@ -160,7 +167,11 @@ class VisionEncoder(nn.Module):
             first = int(config.class_token)
             parts = [x_BND[:, :first], in_each_row(self.registers), x_BND[:, first:]]
             x_BND = jnp.concatenate(parts, axis=1)
-        x_BND, _ = self.stack(x_BND, None, AttentionMask(), deterministic=deterministic)
+        mask = AttentionMask()
+        if present_B is not None:
+            lengths_B = jnp.where(present_B, x_BND.shape[1], 0)
+            mask = AttentionMask(query_lengths=lengths_B, key_lengths=lengths_B)
+        x_BND, _ = self.stack(x_BND, None, mask, deterministic=deterministic)
         return x_BND
 
 
@@ -182,16 +193,28 @@ class ImageClassifier(nn.Module):
         if self.num_classes:
             self.classifier = Classifier(self.config, self.num_classes)
 
-    def embed(self, images_BHWC: Float[Array, "B H W C"], *, deterministic: bool) -> Float[Array, "B D"]:
+    def embed(
+        self,
+        images_BHWC: Float[Array, "B H W C"],
+        present_B: Optional[Bool[Array, "B"]] = None,
+        *,
+        deterministic: bool,
+    ) -> Float[Array, "B D"]:
         """The pooled vector of each image, in float32: what the classifier is given."""
-        x_BND = self.encoder(images_BHWC, deterministic=deterministic).astype(jnp.float32)
+        x_BND = self.encoder(images_BHWC, present_B, deterministic=deterministic).astype(jnp.float32)
         if self.config.pooling == "first":
             return x_BND[:, 0]
         return jnp.mean(x_BND[:, self.config.class_token + self.config.num_registers :], axis=1)
 
-    def __call__(self, images_BHWC: Float[Array, "B H W C"], *, deterministic: bool) -> Float[Array, "B V"]:
-        """Logits of all classes, in float32."""
-        pooled_BD = self.embed(images_BHWC, deterministic=deterministic)
+    def __call__(
+        self,
+        images_BHWC: Float[Array, "B H W C"],
+        present_B: Optional[Bool[Array, "B"]] = None,
+        *,
+        deterministic: bool,
+    ) -> Float[Array, "B V"]:
+        """Logits of all classes, in float32; ``present_B`` as for ``VisionEncoder``."""
+        pooled_BD = self.embed(images_BHWC, present_B, deterministic=deterministic)
         return self.classifier(pooled_BD, deterministic) if self.num_classes else pooled_BD[:, :0]
 
 

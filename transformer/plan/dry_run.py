@@ -38,7 +38,13 @@ from transformer.training.loading import (
     require_fingerprints,
 )
 from transformer.training.optimizers import make_optimizer
-from transformer.training.partitioning import LOGICAL_AXES, make_mesh, place_batch
+from transformer.training.partitioning import (
+    LOGICAL_AXES,
+    count_row_shards,
+    make_mesh,
+    place_batch,
+    require_even_shares,
+)
 from transformer.training.schedules import make_schedule, peak_rate
 from transformer.training.state import TrainState, abstract_state, init_state
 from transformer.training.step import count_parts, jit_train_step
@@ -73,8 +79,9 @@ def dry_run(config: Config, workdir: Path, name: str | None = None) -> int:
     """
     require_no_file(workdir)
     require_prepared(config.data)
-    select_platform(config.mesh.platform)
+    select_platform(config.mesh)
     mesh = make_mesh(config.mesh)
+    require_even_shares(config.model, mesh)
     with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXES):
         result, checks = _DryRun(config, workdir, mesh, name).run()
     names = failed(checks)
@@ -100,6 +107,7 @@ class _DryRun:
 
     def __init__(self, config: Config, workdir: Path, mesh: jax.sharding.Mesh, name: str | None):
         self.config, self.workdir, self.mesh, self.name = config, workdir, mesh, name
+        self.num_shares = count_row_shards(mesh)
         self.schedule = make_schedule(config.training, config.model.d_model)
         self.optimizer = make_optimizer(config.training, self.schedule)
         self.checkpoints = open_checkpoints(workdir, config)
@@ -244,7 +252,9 @@ class _DryRun:
         for shape, (batch, number) in sorted(batches.shapes.items(), key=lambda item: -item[1][1]):
             parts, rows = self.parts_and_rows(batch)
             print(f"  shapes           {shape}: {number} of these batches, each in {_count(parts, 'part')} of", end=" ")
-            print(f"{_count(rows, 'row')} on each of {_count(self.mesh.size, 'device')}")
+            group = self.mesh.size // self.num_shares
+            sharing = _count(self.num_shares, "device") if group == 1 else f"{self.num_shares} x {group} devices"
+            print(f"{_count(rows, 'row')} on each of {sharing}")
         epochs = training.num_steps / per_epoch
         print(f"  the run          {training.num_steps:,} steps, {epochs:,.2f} epochs", end="")
         print(" of batch 0 (training.overfit_one_batch)" if training.overfit_one_batch else "")
@@ -282,8 +292,8 @@ class _DryRun:
 
     def parts_and_rows(self, batch: Any) -> tuple[int, int]:
         """In how many parts a batch is computed, and how many rows of each a device has."""
-        parts = count_parts(self.config.training, batch, self.mesh.size)
-        return parts, -(-len(jax.tree.leaves(batch)[0]) // (parts * self.mesh.size))
+        parts = count_parts(self.config.training, self.task.size_of(batch), self.num_shares)
+        return parts, -(-len(jax.tree.leaves(batch)[0]) // (parts * self.num_shares))
 
     def largest_of(self, batches: list[Any]) -> Any:
         """That of batches of different shapes whose parts need most memory.
@@ -341,7 +351,7 @@ class _DryRun:
     def show_step(self, batch: Any) -> None:
         """One real update, on a few rows of a batch."""
         training = self.config.training
-        parts = min(count_parts(training, batch, self.mesh.size), 2)
+        parts = min(count_parts(training, self.task.size_of(batch), self.num_shares), 2)
         rows, reduced = self.reduce(batch, parts)
         _title(f"One step on {rows} rows of batch 0" + (f", in {parts} parts" if parts > 1 else ""))
         placed = place_batch(self.mesh, reduced, parts)
@@ -397,7 +407,7 @@ class _DryRun:
         """The first rows of a batch: about ``REDUCED_POSITIONS``, at least two, one for each part and device."""
         leaves = jax.tree.leaves(batch)
         positions_a_row = self.task.work(batch)["positions"] / len(leaves[0])
-        least = max(2, parts * self.mesh.size)
+        least = max(2, parts * self.num_shares)
         rows = min(max(int(REDUCED_POSITIONS / positions_a_row), least), len(leaves[0]))
         return rows, jax.tree.map(lambda leaf: leaf[:rows], batch)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from transformer.config import Config
 from transformer.models.kernels import require_kernels
+from transformer.tasks.by_rows import before_each_batch
 from transformer.tasks.image_classification import ImageClassificationTask
 from transformer.tasks.language_modeling import LanguageModelingTask
 from transformer.tasks.masked_lm import MaskedLMTask
@@ -13,6 +14,8 @@ from transformer.tasks.text_classification import TextClassificationTask
 from transformer.tasks.token_classification import TokenClassificationTask
 from transformer.tasks.translation import TranslationTask
 from transformer.types import Task, one_of
+
+__all__ = ["TASKS", "before_each_batch", "check_training", "make_task"]
 
 TASKS: dict[str, type[Task]] = {
     "translation": TranslationTask,

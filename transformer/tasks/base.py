@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from transformer.config import Config, ModelConfig
-from transformer.data.batching import Plan, plan_facts
+from transformer.data.batching import ALL_ROWS, Plan, plan_facts
 from transformer.data.cache import cache_folder
 from transformer.data.cleaning import CleanedSource
 from transformer.data.documents import DocumentList, DocumentSource, make_documents, read_documents
@@ -31,7 +31,8 @@ class BaseTask:
     """The parts of :class:`transformer.types.Task` that most tasks share.
 
     A subclass states what it needs, and has ``_source`` (with ``fingerprint_of`` and ``size``), ``_training`` (a
-    pipeline with ``num_batches``, ``batch`` and ``steps_of_shapes``), ``tokenizer``, ``model`` and ``candidates``.
+    pipeline with ``num_batches``, ``size``, ``batch`` and ``steps_of_shapes``), ``tokenizer``, ``model`` and
+    ``candidates``.
 
     name       the value of ``task``
     variant    the value of ``model.variant``
@@ -113,8 +114,16 @@ class BaseTask:
             facts["pairs" if len(store.sides) == 2 else "documents"] = len(store)
         return facts if self._plan is None else {**facts, **plan_facts(self._plan)}
 
-    def batch(self, step: int) -> Any:
-        return self._training.batch(step)
+    def batch_size(self, step: int) -> tuple[int, int]:
+        size: tuple[int, int] = self._training.size(step)
+        return size
+
+    def size_of(self, batch: Any) -> tuple[int, int]:
+        num_rows, length = max((leaf.shape for leaf in batch if leaf.ndim == 2), key=lambda shape: shape[1])
+        return num_rows, length
+
+    def batch(self, step: int, rows: slice = ALL_ROWS) -> Any:
+        return self._training.batch(step, rows)
 
     def steps_of_shapes(self) -> tuple[int, ...]:
         steps: tuple[int, ...] = self._training.steps_of_shapes()
@@ -126,6 +135,9 @@ class BaseTask:
 
     def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
         raise NotImplementedError
+
+    def lower_decoding(self, params: Params) -> Any:
+        return None
 
     def predict(self, params: Params, lines: Sequence[str]) -> list[str]:
         return [found[0].text for found in self.candidates(params, lines, 1)]

@@ -28,6 +28,7 @@ from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.vision import ImageClassifier, check_vision, num_tokens, patch_grid
 from transformer.progress import progress
 from transformer.tasks.base import BaseTask, best_labels, run_model
+from transformer.tasks.by_rows import by_rows
 from transformer.tasks.losses import add_auxiliary_losses
 from transformer.types import BatchView, Candidate, ImageBatch, Params, Sums, UserError
 
@@ -108,19 +109,32 @@ class ImageClassificationTask(BaseTask):
 
     # Training
 
+    def batch_size(self, step: int) -> tuple[int, int]:
+        return self.config.data.examples_per_batch, self._num_tokens
+
+    def size_of(self, batch: ImageBatch) -> tuple[int, int]:
+        return len(batch.images), self._num_tokens
+
+    @property
+    def _num_tokens(self) -> int:
+        """Of an image."""
+        return num_tokens(self.config.model, *self.classes.image_shape[:2])
+
     def init(self, rng: Any) -> Params:
         images = jnp.zeros((1, *self.classes.image_shape), jnp.float32)
         return self.model.init(rng, images, deterministic=True)["params"]
 
     def loss(self, params: Params, batch: ImageBatch, rng: Any) -> Sums:
-        logits_BV, collected = run_model(self.model, params, rng, batch.images)
+        # Experts must know which rows fill up a batch; without, fewer arrays are more kernels.
+        present_B = batch.loss_weights > 0 if self.config.model.num_experts else None
+        logits_BV, collected = run_model(self.model, params, rng, batch.images, present_B)
         smoothing = self.config.training.label_smoothing
         sums = mixed_cross_entropy(logits_BV, batch.label_weights, batch.loss_weights, label_smoothing=smoothing)
         return add_auxiliary_losses(sums, collected, self.config.model)
 
     def work(self, batch: ImageBatch) -> dict[str, float]:
         model, shape = self.config.model, self.classes.image_shape
-        rows, length = len(batch.images), num_tokens(model, *shape[:2])
+        rows, length = self.size_of(batch)
         first_and_last = np.prod(shape) * model.d_model + model.d_model * len(self.classes.names)
         images = float(batch.loss_weights.sum())
         return {
@@ -217,8 +231,8 @@ class ImageClassificationTask(BaseTask):
         self, function: Callable[..., Any], params: Params, images: Images | Sequence[str] | np.ndarray, width: int
     ) -> np.ndarray:
         """What a compiled function gives for each image, float32 [n, width]; all batches have one shape."""
-        number, length = len(images), num_tokens(self.config.model, *self.classes.image_shape[:2])
-        rows = max(min(self.config.decoding.tokens_per_batch // length, number), 1)
+        number = len(images)
+        rows = max(min(self.config.decoding.tokens_per_batch // self._num_tokens, number), 1)
         results = np.zeros((number, width), np.float32)
         starts = range(0, number, rows)
         for start in progress(starts, "looking at images", len(starts), "batch"):
@@ -226,7 +240,7 @@ class ImageClassificationTask(BaseTask):
             given = [images[place] for place in range(batch.start, batch.stop)]
             inputs = self._preparation([read_image(Path(one)) if isinstance(one, str) else one for one in given])
             filled = np.concatenate([inputs, np.zeros((rows - len(inputs), *inputs.shape[1:]), np.float32)])
-            results[batch] = np.asarray(function(self.model, params, filled))[: len(inputs)]
+            results[batch] = by_rows(function, self.model, params, (filled,))[: len(inputs)]
         return results
 
 

@@ -22,6 +22,7 @@ from transformer.models.flops import TRAINING_FACTOR, causal_lm_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.progress import progress
 from transformer.tasks.base import DocumentTask, run_model
+from transformer.tasks.by_rows import by_rows
 from transformer.tasks.text_generator import TextGenerator
 from transformer.types import BatchView, Candidate, Params, Sums, TokenBatch, TokenView, UserError
 
@@ -179,7 +180,7 @@ class LanguageModelingTask(DocumentTask):
         log_probs = np.zeros(len(documents.lengths))
         for numbers, build in progress(batches, "scoring", len(batches), "batch"):
             batch = build()
-            of_tokens = np.asarray(token_log_probs(self.model, params, batch)) * batch.loss_weights
+            of_tokens = by_rows(token_log_probs, self.model, params, (batch,)) * batch.loss_weights
             np.add.at(log_probs, windows.documents[numbers], of_tokens.sum(axis=1, dtype=np.float64)[: len(numbers)])
         return log_probs
 
@@ -187,6 +188,9 @@ class LanguageModelingTask(DocumentTask):
 
     def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
         return TextGenerator(self.model, self.tokenizer, self.config.decoding)(params, lines, num_best)
+
+    def lower_decoding(self, params: Params) -> Any:
+        return TextGenerator(self.model, self.tokenizer, self.config.decoding).lower(params)
 
 
 def logits_and_sums(
@@ -219,7 +223,7 @@ def make_mask(batch: TokenBatch, batching: str, config: ModelConfig) -> Attentio
     The prefix of a prefix language model is what stands before the first target that counts.
     """
     prefix_lengths_B = jnp.argmax(batch.loss_weights > 0, axis=1) + 1 if config.prefix_lm else None
-    if batching == "stream":
+    if batching == "stream" and not config.num_experts:  # experts must know which rows fill up a batch
         return AttentionMask(causal=True, prefix_lengths=prefix_lengths_B)
     if batching == "pack":  # a segment's tokens are neighbours: what comes later in the row comes later in the text
         return AttentionMask(causal=True, query_segment_ids=batch.segment_ids, key_segment_ids=batch.segment_ids)

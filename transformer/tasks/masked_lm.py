@@ -22,6 +22,7 @@ from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.progress import progress
 from transformer.tasks.base import DocumentTask, run_model
+from transformer.tasks.by_rows import by_rows
 from transformer.tasks.searching import group_by_length
 from transformer.types import BatchView, Candidate, MaskedTokenBatch, Params, Sums, TokenView, UserError
 
@@ -147,7 +148,7 @@ class MaskedLMTask(DocumentTask):
         count = correct = correct_of_frequent = 0
         for number in progress(range(plan.num_batches), "scoring", plan.num_batches, "batch"):
             layout, batch = pipeline.numbered_batch(number)
-            of_tokens, is_best = jax.device_get(token_scores(self.model, params, batch))
+            of_tokens, is_best = by_rows(token_scores, self.model, params, (batch,))
             weighted = batch.loss_weights > 0
             log_probs[layout.examples] = np.where(weighted, of_tokens, 0).sum(axis=1, dtype=np.float64)[layout.rows]
             count += int(weighted.sum())
@@ -226,9 +227,8 @@ class MaskedLMTask(DocumentTask):
             places = np.zeros((rows, 1 << (int(counts.max()) - 1).bit_length()), np.int32)
             for row in range(len(members)):
                 places[row, : counts[row]] = np.flatnonzero(masked[row])
-            scores, best = jax.device_get(
-                best_pieces(self.model, params, tokens, lengths, places, self._allowed, num_best=num_best)
-            )
+            given = (tokens, lengths, places)
+            scores, best = by_rows(best_pieces, self.model, params, given, allowed_V=self._allowed, num_best=num_best)
             for row, member in enumerate(members):
                 found[member] = [
                     Choices(best[row, place].tolist(), scores[row, place].tolist()) for place in range(counts[row])
@@ -306,7 +306,7 @@ def token_scores(model: MaskedLM, params: Params, batch: MaskedTokenBatch) -> tu
 
 @functools.partial(jax.jit, static_argnames=("model", "num_best"))
 def best_pieces(
-    model: MaskedLM, params: Params, tokens_BT: Any, lengths_B: Any, places_BM: Any, allowed_V: Any, *, num_best: int
+    model: MaskedLM, params: Params, tokens_BT: Any, lengths_B: Any, places_BM: Any, *, allowed_V: Any, num_best: int
 ) -> tuple[Any, Any]:
     """Log-probabilities and ids [B, M, num_best] of the best of the allowed pieces at some places, best first."""
     mask = AttentionMask(query_lengths=lengths_B, key_lengths=lengths_B)

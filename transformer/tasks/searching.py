@@ -16,6 +16,7 @@ from transformer.decoding.sampling import greedy, sample
 from transformer.models.cache import Cache
 from transformer.models.masks import AttentionMask
 from transformer.progress import progress
+from transformer.tasks.by_rows import by_rows, lower_by_rows
 from transformer.types import Candidate, Params, UserError
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ class LineSearch:
     lines_at_a_time: int  # among which similar lengths are sought
     pads_left: bool  # whether padding stands before an input or after it
 
-    def __init__(self, tokenizer: Tokenizer, decoding: DecodingConfig):
+    def __init__(self, model: Any, tokenizer: Tokenizer, decoding: DecodingConfig):
+        self._model = model
         self._tokenizer = tokenizer
         self._decoding = decoding
         self.num_truncated = 0
@@ -51,8 +53,11 @@ class LineSearch:
         """``decoding.max_source_length`` tokens of an input that has more."""
         raise NotImplementedError
 
-    def _search(self, params: Params, tokens: Any, lengths: Any, line_numbers: Any, num_best: int) -> Hypotheses:
-        """Outputs for a batch of inputs."""
+    def _program(self, num_best: int) -> tuple[Callable[..., Hypotheses], dict[str, Any]]:
+        """What searches, compiled, and its options.
+
+        It is given the model, its parameters, and a batch of inputs: tokens, lengths and the numbers of their lines.
+        """
         raise NotImplementedError
 
     def _text(self, inputs: list[int], ids: list[int]) -> str:
@@ -66,6 +71,16 @@ class LineSearch:
             for found in self._find(params, lines[start : start + self.lines_at_a_time], start, num_best):
                 next(counted)
                 yield found
+
+    def lower(self, params: Params) -> Any:
+        """The program for a full batch of the longest inputs, one output each, lowered; see :func:`lower_by_rows`."""
+        length = padded_length(self._decoding.max_source_length)
+        rows = full_rows(length, self._decoding.tokens_per_batch)
+        numbers = np.zeros(rows, np.int32)
+        function, options = self._program(1)
+        return lower_by_rows(
+            function, self._model, params, (np.zeros((rows, length), np.int32), numbers, numbers), **options
+        )
 
     def _find(self, params: Params, lines: Sequence[str], start: int, num_best: int) -> list[list[Candidate]]:
         """All candidates for some lines; the first has number ``start`` in the whole text."""
@@ -85,7 +100,8 @@ class LineSearch:
                 lengths[row] = size = len(inputs[number])
                 first = length - size if self.pads_left else 0
                 tokens[row, first : first + size] = inputs[number]
-            found = jax.device_get(self._search(params, tokens, lengths, start + line_numbers, num_best))
+            function, options = self._program(num_best)
+            found = by_rows(function, self._model, params, (tokens, lengths, start + line_numbers), **options)
             outputs = found.tokens, found.lengths, found.scores, found.finished
             for row, number in enumerate(numbers):
                 results[number] = [
@@ -102,14 +118,23 @@ def group_by_length(
     groups: dict[int, list[int]] = {}
     for number, (line, ids) in enumerate(zip(lines, inputs, strict=True)):
         if line.strip():
-            length = max(SHORTEST_INPUT, 1 << (len(ids) - 1).bit_length())
-            groups.setdefault(length, []).append(number)
+            groups.setdefault(padded_length(len(ids)), []).append(number)
     for length, numbers in sorted(groups.items()):
         numbers.sort(key=lambda number: len(inputs[number]))
-        rows = min(MAX_ROWS, max(1, tokens_per_batch // length))
+        rows = full_rows(length, tokens_per_batch)
         for start in range(0, len(numbers), rows):
             chunk = numbers[start : start + rows]
             yield chunk, length, min(rows, FEW_ROWS) if len(chunk) <= FEW_ROWS else rows
+
+
+def padded_length(num_tokens: int) -> int:
+    """Of a row for an input of so many tokens."""
+    return max(SHORTEST_INPUT, 1 << (num_tokens - 1).bit_length())
+
+
+def full_rows(length: int, tokens_per_batch: int) -> int:
+    """How many rows of a length are searched together."""
+    return min(MAX_ROWS, max(1, tokens_per_batch // length))
 
 
 class DecodingState(NamedTuple):

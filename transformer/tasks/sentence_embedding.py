@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer.config import Config
-from transformer.data.batching import Plan, describe, training_plan
+from transformer.data.batching import ALL_ROWS, Plan, describe, training_plan
 from transformer.data.labeled_text import encode_rows, inference_batches, padded
 from transformer.data.pairs import ParallelSource
 from transformer.data.sources import make_source
@@ -27,6 +27,7 @@ from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.progress import progress
 from transformer.tasks.base import BaseTask, require_roles, run_model, segments_of
+from transformer.tasks.by_rows import by_rows
 from transformer.tasks.losses import add_auxiliary_losses, cross_entropy
 from transformer.types import BatchView, Candidate, Params, Sums, TextPairBatch, TokenView, UserError
 
@@ -195,8 +196,8 @@ class SentenceEmbeddingTask(BaseTask):
         vectors = np.zeros((len(lines), self.config.model.d_model), np.float32)
         for numbers, build in progress(batches, "embedding", len(batches), "batch"):
             batch = build()
-            found = text_vectors(self.model, params, batch.input_tokens, batch.lengths)
-            vectors[numbers] = np.asarray(found)[: len(numbers)]
+            found = by_rows(text_vectors, self.model, params, (batch.input_tokens, batch.lengths))
+            vectors[numbers] = found[: len(numbers)]
         return vectors
 
     def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
@@ -247,9 +248,13 @@ class PairPipeline:
         """Of each shape that a batch can have the first step with it, ascending."""
         return self._plan.steps_of_shapes()
 
-    def batch(self, step: int) -> TextPairBatch:
-        """Batch number ``step``, counted from 0 across epochs."""
-        layout = self._plan.batch(step)
+    def size(self, step: int) -> tuple[int, int]:
+        """Rows of batch number ``step``, and positions of the longer side."""
+        return self._plan.batch(step).size
+
+    def batch(self, step: int, rows: slice = ALL_ROWS) -> TextPairBatch:
+        """Batch number ``step``, counted from 0 across epochs, or some rows of it."""
+        layout = self._plan.batch(step).of_rows(rows)
         num_rows, *widths = layout.shape
         first, second = (
             self._rows(side, layout.examples, num_rows, width) for side, width in zip(self._sides, widths, strict=True)

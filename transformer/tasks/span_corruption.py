@@ -26,6 +26,7 @@ from transformer.models.embeddings import embedding_rows
 from transformer.models.seq2seq import Seq2Seq
 from transformer.progress import progress
 from transformer.tasks.base import DocumentTask
+from transformer.tasks.by_rows import by_rows
 from transformer.tasks.seq2seq_training import Seq2SeqTraining, logits
 from transformer.tasks.translator import Translator
 from transformer.types import Candidate, Params, Seq2SeqBatch, UserError
@@ -121,9 +122,9 @@ class SpanCorruptionTask(Seq2SeqTraining, DocumentTask):
         log_probs, correct = np.zeros(len(pieces.lengths)), 0
         for number in progress(range(plan.num_batches), "teacher forcing", plan.num_batches, "batch"):
             layout, batch = pipeline.numbered_batch(number)
-            of_rows, num_correct = jax.device_get(row_scores(self.model, params, batch))
+            of_rows, num_correct = by_rows(row_scores, self.model, params, (batch,))
             log_probs[layout.examples] = of_rows[layout.rows]
-            correct += int(num_correct)
+            correct += int(num_correct.sum())
         if outputs is not None:
             outputs.write_text("".join(f"{value:.6f}\n" for value in log_probs))
         num_tokens = int(lengths[1].sum(dtype=np.int64))
@@ -140,8 +141,13 @@ class SpanCorruptionTask(Seq2SeqTraining, DocumentTask):
 
     def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
         """What the model writes for lines with ``<extra_id_0>``, ``<extra_id_1>``, ... in them: each, and its span."""
-        tokenizers = (TypedSentinels(self.tokenizer), self.tokenizer)
-        return Translator(self.model, tokenizers, self.config.decoding)(params, lines, num_best)
+        return self._translator()(params, lines, num_best)
+
+    def lower_decoding(self, params: Params) -> Any:
+        return self._translator().lower(params)
+
+    def _translator(self) -> Translator:
+        return Translator(self.model, (TypedSentinels(self.tokenizer), self.tokenizer), self.config.decoding)
 
 
 class TypedSentinels(Tokenizer):
@@ -170,9 +176,9 @@ class TypedSentinels(Tokenizer):
 
 @functools.partial(jax.jit, static_argnames="model")
 def row_scores(model: Seq2Seq, params: Params, batch: Seq2SeqBatch) -> tuple[Any, Any]:
-    """Log-probability [B] of each row's target, and how many tokens are the best guess; with one text a row."""
+    """Of each row [B] its target's log-probability, and how many tokens are the best guess; with one text a row."""
     logits_BTV = logits(model, params, batch, packed=False)
     targets_BT, weighted_BT = batch.decoder_target_tokens, batch.decoder_loss_weights > 0
     log_probs_BT = jnp.take_along_axis(jax.nn.log_softmax(logits_BTV), targets_BT[..., None], axis=-1)[..., 0]
     correct_BT = weighted_BT & (jnp.argmax(logits_BTV, axis=-1) == targets_BT)
-    return jnp.where(weighted_BT, log_probs_BT, 0).sum(axis=1), correct_BT.sum()
+    return jnp.where(weighted_BT, log_probs_BT, 0).sum(axis=1), correct_BT.sum(axis=1)

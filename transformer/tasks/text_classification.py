@@ -32,6 +32,7 @@ from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.progress import progress
 from transformer.tasks.base import BaseTask, best_labels, require_roles, run_model, segments_of
+from transformer.tasks.by_rows import by_rows
 from transformer.types import BatchView, Candidate, LabeledTextBatch, Params, Sums, TokenView, UserError
 
 logger = logging.getLogger(__name__)
@@ -210,7 +211,7 @@ class TextClassificationTask(BaseTask):
         )
         log_probs = np.zeros((len(rows.truncated), len(self.labels.names)))
         for numbers, build in progress(batches, "classifying", len(batches), "batch"):
-            log_probs[numbers] = np.asarray(label_log_probs(self.model, params, build()))[: len(numbers)]
+            log_probs[numbers] = by_rows(label_log_probs, self.model, params, (build(),))[: len(numbers)]
         return log_probs
 
     # Inference

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,8 +35,7 @@ class TextGenerator(LineSearch):
     pads_left = True
 
     def __init__(self, model: CausalLM, tokenizer: Tokenizer, decoding: DecodingConfig):
-        super().__init__(tokenizer, decoding)
-        self._model = model
+        super().__init__(model, tokenizer, decoding)
 
     def _close(self, ids: list[int]) -> list[int]:
         start_id = self._tokenizer.start_id
@@ -46,20 +46,15 @@ class TextGenerator(LineSearch):
     def _shorten(self, ids: list[int]) -> list[int]:
         return ids[-self._decoding.max_source_length :]
 
-    def _search(self, params: Params, tokens: Any, lengths: Any, line_numbers: Any, num_best: int) -> Hypotheses:
+    def _program(self, num_best: int) -> tuple[Callable[..., Hypotheses], dict[str, Any]]:
         tokenizer = self._tokenizer
-        decoding = dataclasses.replace(self._decoding, stop=())  # other strings are no reason to compile anew
-        return continue_prompts(
-            self._model,
-            params,
-            tokens,
-            lengths,
-            line_numbers,
-            decoding=decoding,
-            num_best=num_best,
-            special_ids=(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id),
-            num_pieces=tokenizer.vocab_size,
-        )
+        options = {
+            "decoding": dataclasses.replace(self._decoding, stop=()),  # other strings are no reason to compile anew
+            "num_best": num_best,
+            "special_ids": (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id),
+            "num_pieces": tokenizer.vocab_size,
+        }
+        return continue_prompts, options
 
     def _text(self, inputs: list[int], ids: list[int]) -> str:
         """The text that the ids add: a piece's text may depend on the piece before it, as a space does."""

@@ -22,6 +22,7 @@ from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.progress import progress
 from transformer.tasks.base import BaseTask, require_roles, run_model, segments_of
+from transformer.tasks.by_rows import by_rows
 from transformer.types import BatchView, Candidate, LabeledTextBatch, Params, Sums, TokenView, UserError
 
 LINES_AT_A_TIME = 1_024
@@ -199,7 +200,7 @@ class TokenClassificationTask(BaseTask):
             batch = build()
             words = padded(rows.words, numbers, batch.input_tokens.shape, NO_LABEL)
             begins = words != NO_LABEL
-            log_probs[words[begins]] = np.asarray(label_log_probs(self.model, params, batch))[begins]
+            log_probs[words[begins]] = by_rows(label_log_probs, self.model, params, (batch,))[begins]
         return log_probs
 
     def _render(self, texts: Sequence[Sequence[str]], found: np.ndarray) -> Iterator[str]:

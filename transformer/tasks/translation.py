@@ -29,6 +29,7 @@ from transformer.models.embeddings import embedding_rows
 from transformer.models.seq2seq import Seq2Seq
 from transformer.progress import progress
 from transformer.tasks.base import BaseTask, require_roles
+from transformer.tasks.by_rows import by_rows
 from transformer.tasks.seq2seq_training import Seq2SeqTraining, logits
 from transformer.tasks.translator import Translator
 from transformer.types import Candidate, Params, Seq2SeqBatch, UserError
@@ -152,14 +153,17 @@ class TranslationTask(Seq2SeqTraining, BaseTask):
         log_probs = np.zeros(len(store))
         for number in progress(range(plan.num_batches), "teacher forcing", plan.num_batches, "batch"):
             layout = plan.batch(number)
-            found = row_log_probs(self.model, params, pipeline.batch(number))
-            log_probs[layout.examples] = np.asarray(found)[layout.rows]
+            found = by_rows(row_log_probs, self.model, params, (pipeline.batch(number),))
+            log_probs[layout.examples] = found[layout.rows]
         return log_probs, np.asarray(store.target_lengths, np.float64)
 
     # Inference
 
     def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
         return self._translator(self.config.decoding)(params, lines, num_best)
+
+    def lower_decoding(self, params: Params) -> Any:
+        return self._translator(self.config.decoding).lower(params)
 
     def _translator(self, decoding: DecodingConfig) -> Translator:
         detokenize = detokenizer(self.config.data.target_language) if decoding.detokenize else None

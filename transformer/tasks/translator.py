@@ -44,8 +44,7 @@ class Translator(LineSearch):
                 f"decoding.repetition_penalty={decoding.repetition_penalty} and decoding.stop={decoding.stop} are for "
                 "continuations of text (model.variant=decoder_only); leave them at 1 and ()"
             )
-        super().__init__(tokenizers[0], decoding)
-        self._model = model
+        super().__init__(model, tokenizers[0], decoding)
         self._target_tokenizer = tokenizers[1]
         self._detokenize = detokenize
 
@@ -55,19 +54,15 @@ class Translator(LineSearch):
     def _shorten(self, ids: list[int]) -> list[int]:
         return [*ids[: self._decoding.max_source_length - 1], self._tokenizer.eos_id]
 
-    def _search(self, params: Params, tokens: Any, lengths: Any, line_numbers: Any, num_best: int) -> Hypotheses:
+    def _program(self, num_best: int) -> tuple[Callable[..., Hypotheses], dict[str, Any]]:
         target = self._target_tokenizer
-        return search(
-            self._model,
-            params,
-            tokens,
-            lengths,
-            line_numbers,
-            decoding=self._decoding,
-            num_best=num_best,
-            special_ids=(target.pad_id, target.bos_id, target.eos_id),
-            num_pieces=target.vocab_size,
-        )
+        options = {
+            "decoding": self._decoding,
+            "num_best": num_best,
+            "special_ids": (target.pad_id, target.bos_id, target.eos_id),
+            "num_pieces": target.vocab_size,
+        }
+        return search, options
 
     def _text(self, inputs: list[int], ids: list[int]) -> str:
         text = self._target_tokenizer.decode(ids)

@@ -11,6 +11,8 @@ import sys
 
 import jax
 
+from transformer.config import MeshConfig
+from transformer.training.hosts import join
 from transformer.types import UserError
 
 PEAK_FLOPS = {
@@ -21,6 +23,7 @@ PEAK_FLOPS = {
     "TPU v5": 459e12,
     "TPU v6 lite": 918e12,
     "TPU v6e": 918e12,
+    "TPU7x": 1153.5e12,  # half a chip
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
     "NVIDIA H200": 989e12,
@@ -28,16 +31,20 @@ PEAK_FLOPS = {
 """Dense bf16 FLOP/s of one device, from the makers' data sheets; the longest name that a device's kind starts with."""
 
 
-def select_platform(name: str) -> None:
+def select_platform(config: MeshConfig) -> None:
     """Make ``mesh.platform`` the platform of this process, and turn on the cache of compiled programs.
 
+    With ``mesh.distributed`` the devices of all processes are then to be had.
+
     Raises:
-      UserError: if JAX has no such platform here. It never falls back.
+      UserError: if JAX has no such platform here (it never falls back), or other processes are missing.
     """
+    name = config.platform
     if name == "cpu" or (name == "auto" and not _accelerator_installed()):
         keep_freed_memory()
     if name != "auto":
         jax.config.update("jax_platforms", {"gpu": "cuda"}.get(name, name))
+    join(config)
     try:
         found = jax.devices()[0].platform
     except (RuntimeError, AssertionError) as error:  # a CUDA that is not there is an assertion without a text

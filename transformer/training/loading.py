@@ -1,22 +1,32 @@
 """From a workdir to a model that can be used."""
 
+import contextlib
 import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+from jax.sharding import Mesh
 
 from transformer.config import Config
 from transformer.data.labeled_text import LABELS_NAME
 from transformer.paths import reaching
 from transformer.tasks import check_training, make_task
+from transformer.training import hosts
 from transformer.training.checkpoints import Checkpoints
-from transformer.training.partitioning import unbox
+from transformer.training.devices import select_platform
+from transformer.training.partitioning import (
+    EVALUATION_AXES,
+    make_mesh,
+    parameter_shardings,
+    require_even_shares,
+    unbox,
+)
 from transformer.training.state import TrainState
 from transformer.training.workdir import LOWER_IS_BETTER, checkpoints_folder, local_workdir, read_config
 from transformer.types import Params, Task, UserError
@@ -48,8 +58,30 @@ class Loaded(NamedTuple):
     checkpoint: dict[str, Any]
 
 
+@contextlib.contextmanager
+def inference_mesh(config: Config) -> Iterator[Mesh]:
+    """All devices, those of other processes too with ``mesh.distributed``, for evaluation and inference.
+
+    While entered, a task shares the rows of its batches out over them; see ``transformer.tasks.by_rows``.
+
+    Raises:
+      UserError: as ``select_platform`` and ``make_mesh``.
+    """
+    select_platform(config.mesh)
+    with hosts.together():
+        mesh = make_mesh(config.mesh)
+        require_even_shares(config.model, mesh)
+        with jax.set_mesh(mesh), nn.logical_axis_rules(EVALUATION_AXES):
+            yield mesh
+    hosts.end()
+
+
 def load(
-    workdir: str | Path, checkpoint: str | int = "latest", weights: str = "raw", config: Config | None = None
+    workdir: str | Path,
+    checkpoint: str | int = "latest",
+    weights: str = "raw",
+    config: Config | None = None,
+    mesh: Mesh | None = None,
 ) -> Loaded:
     """The model of a workdir.
 
@@ -58,6 +90,7 @@ def load(
       checkpoint: ``latest``, ``best``, a step, or ``average:N`` for the mean of the newest N.
       weights: ``raw``, or ``ema`` for the moving average.
       config: that of the workdir, with other settings for decoding; None: as it is there.
+      mesh: on which the parameters lie as in training; None: whole on the first device.
 
     Raises:
       UserError: if there is no such run or checkpoint, it is damaged, or its tokenizer is another one.
@@ -66,7 +99,7 @@ def load(
     config = config or read_config(workdir)
     task = make_task(config, workdir)
     with reaching(checkpoints_folder(workdir)):
-        params, description = read_params(workdir, config, task, checkpoint, weights)
+        params, description = read_params(workdir, config, task, checkpoint, weights, mesh)
 
     def predict(lines: Sequence[str]) -> list[str]:
         return task.predict(params, lines)
@@ -91,14 +124,20 @@ def checkpoint_items(state: TrainState) -> dict[str, Any]:
 
 
 def read_params(
-    workdir: Path, config: Config, task: Task, checkpoint: str | int, weights: str
+    workdir: Path, config: Config, task: Task, checkpoint: str | int, weights: str, mesh: Mesh | None = None
 ) -> tuple[Params, dict[str, Any]]:
-    """Parameters that belong to ``task``, and which they are.
+    """Parameters that belong to ``task``, and which they are; ``mesh`` is as for :func:`load`.
 
     Raises:
       UserError: as for :func:`load`.
     """
-    target = unbox(jax.eval_shape(task.init, jax.random.key(0)))
+    boxed = jax.eval_shape(task.init, jax.random.key(0))
+    target = unbox(boxed)
+    if mesh is not None:
+        places = parameter_shardings(mesh, boxed)
+        target = jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), target, places
+        )
     params, description = open_checkpoints(workdir, config).read_params(checkpoint, weights, target)
     _require_tokenizer(workdir, description, task)
     return params, description

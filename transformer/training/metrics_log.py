@@ -17,9 +17,13 @@ class MetricsLog:
       workdir: of the run.
       step: what the run goes on from. Lines of later steps, written after the checkpoint that was restored, are
         dropped: those steps are run again.
+      writes: False in all processes of a run but one.
     """
 
-    def __init__(self, workdir: Path, step: int):
+    def __init__(self, workdir: Path, step: int, *, writes: bool = True):
+        self._writes = writes
+        if not writes:
+            return
         path = workdir / "metrics.jsonl"
         if path.exists():
             kept = [line for line in path.read_text().splitlines(keepends=True) if _step(line) <= step]
@@ -31,6 +35,8 @@ class MetricsLog:
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """One line, one event a number. What is not finite is null: JSON knows no NaN."""
+        if not self._writes:
+            return
         line = {"step": step} | {name: value if _is_json(value) else None for name, value in values.items()}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
@@ -39,6 +45,8 @@ class MetricsLog:
                 self._events.add_scalar(name, value, step)
 
     def close(self) -> None:
+        if not self._writes:
+            return
         self._file.close()
         self._events.close()
 

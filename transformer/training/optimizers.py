@@ -17,13 +17,16 @@ The name decides, not the rank: under scanned layers a bias is [L, D] and looks 
 
 
 def adam(config: TrainingConfig) -> optax.GradientTransformation:
-    """Reference: Kingma and Ba, Adam (2015), algorithm 1, epsilon outside the root."""
-    return optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
+    """Reference: Kingma and Ba, Adam (2015), algorithm 1, epsilon outside the root.
+
+    The moments are computed in float32, and the second is kept so, whatever ``moment_dtype`` the first is kept in.
+    """
+    return optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=config.moment_dtype)
 
 
 def lion(config: TrainingConfig) -> optax.GradientTransformation:
     """Reference: Chen et al., Symbolic Discovery of Optimization Algorithms (2023), algorithm 2."""
-    return optax.scale_by_lion(b1=config.beta1, b2=config.beta2)
+    return optax.scale_by_lion(b1=config.beta1, b2=config.beta2, mu_dtype=config.moment_dtype)
 
 
 def adafactor(config: TrainingConfig) -> optax.GradientTransformation:
@@ -52,8 +55,8 @@ def make_optimizer(config: TrainingConfig, schedule: optax.Schedule) -> optax.Gr
     leaves named in ``DECAYED_PARAMETERS``.
 
     Args:
-      config: the keys optimizer, beta1, beta2, epsilon, weight_decay, gradient_clip (of the gradient's global norm) and
-        trainable (parts of the parameters; the others stay as they are, and no moments are kept of them).
+      config: the keys optimizer, beta1, beta2, epsilon, moment_dtype, weight_decay, gradient_clip (of the gradient's
+        global norm) and trainable (parts of the parameters; the others stay as they are, without moments).
       schedule: from the number of updates made to the learning rate of the next.
 
     Raises:

@@ -1,4 +1,8 @@
-"""SIGTERM and Ctrl-C: the first asks for a checkpoint and an end, the second ends at once."""
+"""SIGTERM and Ctrl-C: the first asks for a checkpoint and an end, the second ends at once.
+
+Of several processes one is told, and all must save after the same step. JAX passes the news on, and handles SIGTERM for
+that: two handlers of one signal would exclude each other.
+"""
 
 import contextlib
 import logging
@@ -8,11 +12,47 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from jax.experimental import multihost_utils
+
+from transformer.tasks import before_each_batch
+
 logger = logging.getLogger(__name__)
 
 
 class Preempted(BaseException):
     """Raised inside :meth:`StopSignals.interruptible` when a signal comes; like a Ctrl-C, no error of what was done."""
+
+
+class SharedStop:
+    """The same for several processes: ``received`` turns true in all of them at the same ``poll``."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self._polls = 0
+
+    def __enter__(self) -> "SharedStop":
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """For an evaluation: when a signal has come, all processes raise ``Preempted`` before the same batch."""
+
+        def check() -> None:
+            if self.poll():
+                raise Preempted
+
+        with before_each_batch(check):
+            yield
+
+    def poll(self) -> bool:
+        """Whether a signal has come to one of the processes; all of them call it as often."""
+        self._polls += 1
+        if not self.received and multihost_utils.reached_preemption_sync_point(self._polls):
+            self.received = True
+            logger.warning("SIGTERM to one of the processes: saving a checkpoint, then ending")
+        return self.received
 
 
 class StopSignals:
@@ -43,6 +83,10 @@ class StopSignals:
             yield
         finally:
             self._interruptible = False
+
+    def poll(self) -> bool:
+        """Whether a signal has come; called once before each step is counted as done."""
+        return self.received
 
     def _handle(self, number: int, frame: Any) -> None:
         if self.received:

@@ -45,7 +45,7 @@ def new_state(params: Params, optimizer: optax.GradientTransformation, with_ema:
 
 def abstract_state(task: Task, optimizer: optax.GradientTransformation, with_ema: bool, mesh: Mesh) -> TrainState:
     """Shape, dtype and place of every array of the state, without computing any."""
-    boxed = jax.eval_shape(task.init, jax.random.key(0))
+    boxed = jax.eval_shape(lambda: task.init(jax.random.key(0)))  # no key is made: the devices may be only described
     shardings = parameter_shardings(mesh, boxed)
     params = unbox(boxed)
     shapes = jax.eval_shape(lambda params: new_state(params, optimizer, with_ema), params)
@@ -60,6 +60,12 @@ def abstract_state(task: Task, optimizer: optax.GradientTransformation, with_ema
     )
 
 
+def _put(leaf: Any, place: NamedSharding) -> jax.Array:
+    """An array that every process has, where it is to lie."""
+    whole = np.asarray(leaf)
+    return jax.make_array_from_callback(whole.shape, place, lambda index: whole[index])
+
+
 def init_state(
     task: Task, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int, params: Params = None
 ) -> TrainState:
@@ -69,7 +75,7 @@ def init_state(
       params: given parts of the parameters, by their first names; None: no part is given.
     """
     places = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    given = {name: jax.device_put(part, places.params[name]) for name, part in (params or {}).items()}
+    given = {name: jax.tree.map(_put, part, places.params[name]) for name, part in (params or {}).items()}
 
     def create(rng: Any, given: Params) -> TrainState:
         return new_state({**unbox(task.init(rng)), **given}, optimizer, abstract.ema is not None)

@@ -50,20 +50,19 @@ def make_train_step(
     return train_step
 
 
-def count_parts(config: TrainingConfig, batch: Any, num_devices: int) -> int:
+def count_parts(config: TrainingConfig, size: tuple[int, int], num_shares: int) -> int:
     """In how many parts a batch is computed: ``accumulation_steps``, or as few as ``max_tokens_per_device`` allows.
 
     Args:
       config: of the two keys at most one is set.
-      batch: as the task gives it; its longest array of rank 2 is what counts for a row.
-      num_devices: that share its rows.
+      size: of the batch, see :meth:`transformer.types.Task.size_of`.
+      num_shares: of its rows; see ``count_row_shards``.
     """
     if config.max_tokens_per_device is None:
         return config.accumulation_steps
-    shapes = [leaf.shape for leaf in jax.tree.leaves(batch) if leaf.ndim == 2]
-    num_rows, length = max(shapes, key=lambda shape: shape[1])
+    num_rows, length = size
     rows_at_a_time = max(config.max_tokens_per_device // length, 1)
-    return -(-num_rows // (num_devices * rows_at_a_time))
+    return -(-num_rows // (num_shares * rows_at_a_time))
 
 
 def jit_train_step(

@@ -10,7 +10,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from transformer.config import Config
@@ -18,6 +17,7 @@ from transformer.data.pipeline import prefetch
 from transformer.paths import reaching
 from transformer.progress import progress
 from transformer.tasks import check_training
+from transformer.training import hosts
 from transformer.training import workdir as workdirs
 from transformer.training.devices import peak_flops, select_platform
 from transformer.training.loading import (
@@ -31,19 +31,36 @@ from transformer.training.loading import (
 )
 from transformer.training.metrics_log import MetricsLog
 from transformer.training.optimizers import make_optimizer
-from transformer.training.partitioning import LOGICAL_AXES, make_mesh, place_batch
+from transformer.training.partitioning import (
+    EVALUATION_AXES,
+    LOGICAL_AXES,
+    RowShare,
+    count_row_shards,
+    make_mesh,
+    place_batch,
+    require_even_shares,
+    row_share,
+)
+from transformer.training.profile import Profile
 from transformer.training.record import Session, environment
 from transformer.training.schedules import make_schedule, peak_rate
-from transformer.training.signals import Preempted, StopSignals
+from transformer.training.signals import Preempted, SharedStop, StopSignals
 from transformer.training.state import TrainState, abstract_state, count_active_parameters, init_state
 from transformer.training.step import count_parts, first_non_finite, jit_train_step
 from transformer.types import UserError
+
+SAVING_SECONDS = 1_800.0  # in which the first process has read and sealed a checkpoint that all have written
 
 logger = logging.getLogger(__name__)
 
 
 def train(
-    config: Config, workdir: Path, *, name: str | None = None, at_end: Callable[[Path], None] | None = None
+    config: Config,
+    workdir: Path,
+    *,
+    name: str | None = None,
+    at_end: Callable[[Path], None] | None = None,
+    profile: range | None = None,
 ) -> int:
     """Train to ``training.num_steps``, from the newest whole checkpoint of the workdir if it has one.
 
@@ -52,6 +69,7 @@ def train(
       workdir: on local disk.
       name: of the config, for reports.
       at_end: called by the first process, with the workdir, when training has stopped, in whatever way.
+      profile: steps of which a profile is written to ``profile`` in the workdir; None: no profile.
 
     Returns:
       The exit code: 0 when done (or out of ``training.max_minutes``), ``training.preempted_exit_code`` after a signal.
@@ -60,11 +78,27 @@ def train(
       UserError: for mistakes in config or data, and for a loss that is not finite.
     """
     since = time.monotonic()
-    select_platform(config.mesh.platform)
+    select_platform(config.mesh)
+    with hosts.together():
+        code = _train(config, workdir, name, at_end, profile, since)
+    hosts.end()
+    return code
+
+
+def _train(
+    config: Config,
+    workdir: Path,
+    name: str | None,
+    at_end: Callable[[Path], None] | None,
+    profile: range | None,
+    since: float,
+) -> int:
+    """The same, of each of several processes."""
     mesh = make_mesh(config.mesh)
+    require_even_shares(config.model, mesh)
     rules = nn.logical_axis_rules(LOGICAL_AXES)
-    bucket = reaching(workdirs.checkpoints_folder(workdir))
-    with bucket, workdirs.opened(workdir, config), jax.set_mesh(mesh), rules, StopSignals() as signals:
+    bucket, stop = reaching(workdirs.checkpoints_folder(workdir)), SharedStop() if hosts.several() else StopSignals()
+    with bucket, workdirs.opened(workdir, config), jax.set_mesh(mesh), rules, stop as signals:
         try:
             with signals.interruptible():  # fetching data may take hours, and there is nothing to save
                 trainer = Trainer(config, workdir, mesh, signals)
@@ -73,7 +107,7 @@ def train(
             return config.training.preempted_exit_code
         try:
             with trainer.open_session(name, since):
-                return trainer.run()
+                return trainer.run(Profile(workdir, profile, trainer.step))
         finally:
             trainer.close(at_end)
 
@@ -81,7 +115,7 @@ def train(
 class Trainer:
     """A run: its task, its state, its checkpoints, its log, and the loop over its steps."""
 
-    def __init__(self, config: Config, workdir: Path, mesh: jax.sharding.Mesh, signals: StopSignals):
+    def __init__(self, config: Config, workdir: Path, mesh: jax.sharding.Mesh, signals: StopSignals | SharedStop):
         check_training(config)
         training = config.training
         self.config, self.mesh, self.signals = config, mesh, signals
@@ -90,19 +124,22 @@ class Trainer:
         self.workdir = workdir
         self.task = open_task(config, workdir if self.checkpoints.steps() else None)
         count_examples(self.task, config, "validation")  # or the run would end at its first evaluation
-        self.task.save_assets(workdir)
-        self._copy_to_bucket()
         self.fingerprints = fingerprints(self.task)
+        if hosts.is_first():
+            self.task.save_assets(workdir)
+        self._copy_to_bucket()
+        self._agree()
         self.optimizer = make_optimizer(training, self.schedule)
-        self.work: dict[str, float] = {}  # of all updates so far, as `Task.work` counts it
+        self.work_before: dict[str, float] = {}  # of the updates before this process, as `Task.work` counts it
+        self.work: dict[str, float] = {}  # of those since, as far as this process built their batches
         self.seconds = 0.0  # that they took
         self.state = self._restore_or_init()
         self.step = int(self.state.step)
-        self.metrics = MetricsLog(workdir, self.step)
+        self.metrics = MetricsLog(workdir, self.step, writes=hosts.is_first())
         self.train_step = functools.cache(
             lambda parts: jit_train_step(self.task, self.optimizer, config, self.state, parts)
         )
-        self.healthy: Any = jnp.array(True)
+        self.healthy: Any = np.array(True)
         self.interval = Interval()
         self.shapes: set[Any] = set()
 
@@ -131,23 +168,25 @@ class Trainer:
         self.session = session
         return session
 
-    def run(self) -> int:
+    def run(self, profile: Profile) -> int:
         """Every step that is left, with what is due after it; gives the exit code."""
         training = self.config.training
         started = time.monotonic()
         stop = False
-        if self.step and self._evaluation_is_due() and self.checkpoints.metric(self.step) is None:
-            stop = not self._evaluate()  # the run ended between this checkpoint and its evaluation
+        if self.step and self._evaluation_is_due():
+            missing = hosts.totals({"missing": float(self.checkpoints.metric(self.step) is None)})["missing"]
+            if missing:  # the run ended between this checkpoint and its evaluation
+                stop = not self._evaluate()
         batches = self._batches()
         while self.step < training.num_steps and not stop:
             since = time.monotonic()
+            profile.before(self.step)
             batch = next(batches)
             self.interval.add("data", since)
             self._update(batch)
+            profile.after(self.step, self.state.step)
 
-            stop = self.signals.received
-            if training.max_minutes is not None and time.monotonic() - started > 60 * training.max_minutes:
-                stop = True
+            stop = self.signals.poll() or self._out_of_time(started)
             last = stop or self.step == training.num_steps
             if last or self.step % training.log_every == 0:
                 self._report()
@@ -156,6 +195,7 @@ class Trainer:
             if self._evaluation_is_due() and not self.signals.received:
                 stop = not self._evaluate() or stop
         self.checkpoints.wait()
+        hosts.barrier("the last checkpoint", SAVING_SECONDS)
         if self.step == training.num_steps and not stop:
             logger.info("finished at step %d, after %.1f minutes of training", self.step, self.seconds / 60)
             self.session.end("finished")
@@ -169,7 +209,7 @@ class Trainer:
             self.checkpoints.close()
         finally:
             self.metrics.close()
-            if at_end is not None and jax.process_index() == 0:
+            if at_end is not None and hosts.is_first():
                 at_end(self.workdir)
             self._copy_to_bucket()
 
@@ -196,25 +236,37 @@ class Trainer:
         require_fingerprints(self.fingerprints, restored.metadata, f"{restored.step} in {self.checkpoints.folder}")
         logger.info("going on from step %d in %s", restored.step, self.checkpoints.folder)
         saved = restored.items
-        self.work, self.seconds = restored.metadata["work"], restored.metadata["seconds"]
+        self.work_before, self.seconds = restored.metadata["work"], restored.metadata["seconds"]
         return TrainState(saved["state"]["step"], saved["params"], saved["state"]["optimizer"], saved.get("ema"))
 
     def _batches(self) -> Iterator[Any]:
         """The batches of the steps that are left, built ahead."""
         training = self.config.training
-        make = self.task.batch
         if training.overfit_one_batch:
             logger.warning("training.overfit_one_batch: every step sees batch 0")
-            make = lambda step: self.task.batch(0)  # noqa: E731
-        batches = prefetch(make, self.step, training.num_steps, self.config.data.prefetch_batches)
+        batches = prefetch(self._build, self.step, training.num_steps, self.config.data.prefetch_batches)
         return progress(batches, "training", training.num_steps, unit="step", done=self.step, plain_lines=False)
+
+    def _number(self, step: int) -> int:
+        """The number of the batch of a step."""
+        return 0 if self.config.training.overfit_one_batch else step
+
+    def _share(self, step: int) -> tuple[RowShare, int]:
+        """Which rows of the batch of a step this process has, and in how many parts the batch is computed."""
+        size = self.task.batch_size(self._number(step))
+        parts = count_parts(self.config.training, size, count_row_shards(self.mesh))
+        return row_share(self.mesh, size[0], parts), parts
+
+    def _build(self, step: int) -> Any:
+        """These rows."""
+        return self.task.batch(self._number(step), self._share(step)[0].rows)
 
     def _update(self, batch: Any) -> None:
         """One step; its loss is looked at one step later, so that the device need not wait for the host."""
-        parts = count_parts(self.config.training, batch, self.mesh.size)
-        placed = place_batch(self.mesh, batch, parts)
+        share, parts = self._share(self.step)
+        placed = place_batch(self.mesh, batch, parts, share)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(placed))
-        work = self.task.work(batch)
+        work = {name: value / share.copies for name, value in self.task.work(batch).items()}
         since = time.monotonic()
         self.state, sums = self.train_step(parts)(self.state, placed, self.healthy)
         previous, self.healthy = self.healthy, sums["finite"][0]
@@ -237,9 +289,8 @@ class Trainer:
             return
         step = int(self.state.step)  # nothing was changed from the bad step on
         self.session.note_non_finite(step)
-        batch = self.task.batch(0 if self.config.training.overfit_one_batch else step)
-        parts = count_parts(self.config.training, batch, self.mesh.size)
-        placed = place_batch(self.mesh, batch, parts)
+        share, parts = self._share(step)
+        placed = place_batch(self.mesh, self._build(step), parts, share)
         name = first_non_finite(self.task, self.state, placed, self.config.seed, parts)
         self.checkpoints.wait()
         raise UserError(
@@ -272,7 +323,7 @@ class Trainer:
         metadata = {
             **self.fingerprints,
             "seconds": self.seconds + self.interval.elapsed(),
-            "work": self.work,
+            "work": self._all_work(),
             "peak_learning_rate": peak_rate(self.schedule, self.config.training.warmup_steps, self.step)[0],
         }
         state = {"step": self.state.step, "optimizer": self.state.optimizer}
@@ -280,8 +331,27 @@ class Trainer:
         self._copy_to_bucket()
         self.interval.add("save", since)
 
+    def _all_work(self) -> dict[str, float]:
+        """Of all updates so far, by all processes."""
+        since = hosts.totals(self.work)
+        return {name: self.work_before.get(name, 0.0) + since.get(name, 0.0) for name in self.work_before | since}
+
+    def _out_of_time(self, started: float) -> bool:
+        """Whether ``training.max_minutes`` are over; several processes, whose clocks differ, ask at reports only."""
+        limit = self.config.training.max_minutes
+        if limit is None or (hosts.several() and self.step % self.config.training.log_every):
+            return False
+        over = time.monotonic() - started > 60 * limit
+        return hosts.totals({"over": float(over)})["over"] > 0
+
+    def _agree(self) -> None:
+        """See that all processes have the same data and the same tokenizer."""
+        hosts.barrier("reading the data", max(60 * self.config.data.wait_minutes, SAVING_SECONDS))
+        for name, value in self.fingerprints.items():
+            hosts.require_same(name, value, SAVING_SECONDS, "give all hosts the same data")
+
     def _copy_to_bucket(self) -> None:
-        if jax.process_index() == 0:
+        if hosts.is_first():
             workdirs.copy_to_bucket(self.workdir)
 
     def _evaluation_is_due(self) -> bool:
@@ -293,8 +363,7 @@ class Trainer:
         since = time.monotonic()
         weights = self.state.params if self.state.ema is None else self.state.ema
         try:
-            # A batch of sentences may have fewer rows than there are devices: nothing is pinned to the mesh here.
-            with self.signals.interruptible(), nn.logical_axis_rules(()):
+            with self.signals.interruptible(), nn.logical_axis_rules(EVALUATION_AXES):
                 scores = self.task.evaluate(weights, "validation", during_training=True)
         except Preempted:
             return False
@@ -362,7 +431,8 @@ class Interval:
         outside = sum(self._seconds[part] for part in ("data", "save", "log"))
         values["share_outside_step"] = outside / elapsed
         values["seconds_compiling"] = self._seconds["compile"]
-        work = dict(self._work)
+        values["seconds_saving"] = self._seconds["save"]  # that the loop stood still; the rest is done meanwhile
+        work = hosts.totals(self._work)
         if work:
             values["padding_share"] = padding_share(work)
             del work["positions"]

@@ -9,6 +9,7 @@ which one process trains at a time is one of this machine: others do not see it.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import logging
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from transformer.config import HARMLESS_KEYS, Config, differences, from_json, to_json
 from transformer.paths import AnyPath, as_path, copy_file, files_below, is_remote, reaching, user_cache, write_text
+from transformer.training import hosts
 from transformer.types import UserError
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ LOG = "log.txt"
 OUTPUTS = "outputs"
 LOCK = ".lock"  # held by the process that trains
 BUCKET = "bucket.txt"  # in a folder on local disk: the workdir that it stands for
+AGREE_SECONDS = 300.0  # in which all processes have opened a workdir
 LOWER_IS_BETTER = ("loss", "nll", "nll_per_token", "perplexity", "bits_per_byte")
 
 
@@ -122,13 +125,26 @@ def copy_to_bucket(workdir: Path, *names: str) -> None:
 
 @contextlib.contextmanager
 def opened(workdir: Path, config: Config) -> Iterator[None]:
-    """While entered, the workdir is this process's alone, and what is logged is written there too.
+    """While entered, the workdir is this run's alone, and what is logged is written there too.
+
+    Of several processes the first writes there, and the others read what it has opened.
 
     Raises:
       UserError: if another process trains there, if it holds another experiment (showing how they differ), or if it
         or the bucket cannot be written.
     """
     require_no_file(workdir)
+    address = checkpoints_folder(workdir).parent
+    hosts.require_same("--workdir", os.fspath(address), AGREE_SECONDS, "start all with the same flags")
+    own = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, process=None))
+    hosts.require_same("the config", to_json(own), AGREE_SECONDS, "start all with the same flags and files")
+    if not is_remote(address):
+        hosts.require_shared(workdir, f"--workdir={workdir}", AGREE_SECONDS)
+    if not hosts.is_first():
+        hosts.barrier("opening the workdir", AGREE_SECONDS)
+        _fetch(workdir, keep_grown=True)
+        yield
+        return
     with contextlib.ExitStack() as stack:
         with _writing(workdir):
             workdir.mkdir(parents=True, exist_ok=True)
@@ -148,6 +164,7 @@ def opened(workdir: Path, config: Config) -> Iterator[None]:
         package_logger = logging.getLogger("transformer")
         package_logger.addHandler(handler)
         stack.callback(package_logger.removeHandler, handler)
+        hosts.barrier("opening the workdir", AGREE_SECONDS)
         yield
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from transformer.models.attention import blockwise, dense, fused, local, splash
+from transformer.models.attention import blockwise, dense, fused, local, sequence, splash
 from transformer.models.attention.biases import Bias
 from transformer.models.attention.request import Request
 from transformer.models.masks import AttentionMask, key_present, query_present
@@ -26,16 +26,29 @@ logger = logging.getLogger(__name__)
 
 
 class Kernel(NamedTuple):
-    """An implementation: the function, why it cannot serve a request (None: it can), and if XLA can partition it."""
+    """An implementation.
+
+    function       itself
+    refusal        why it cannot serve a request; None: it can
+    partitionable  whether XLA can partition it over rows and heads
+    over_sequence  itself where devices share the length of the rows; None: it cannot be
+    """
 
     function: Callable[..., Any]
     refusal: Callable[[Request], Optional[str]]
     partitionable: bool = True
+    over_sequence: Optional[Callable[..., Any]] = None
+
+    def against(self, request: Request) -> Optional[str]:
+        """Why it cannot serve; None: it can."""
+        if request.length_shares > 1 and self.over_sequence is None:
+            return f"mesh.sequence={request.length_shares} shares out the length of the rows"
+        return self.refusal(request)
 
 
 KERNELS: dict[str, Kernel] = {
-    "dense": Kernel(dense.dense, dense.refusal),
-    "blockwise": Kernel(blockwise.blockwise, blockwise.refusal),
+    "dense": Kernel(dense.dense, dense.refusal, over_sequence=dense.dense),
+    "blockwise": Kernel(blockwise.blockwise, blockwise.refusal, over_sequence=sequence.over_sequence),
     "local": Kernel(local.local, local.refusal),
     "fused": Kernel(fused.fused, fused.refusal),
     "splash": Kernel(splash.splash, splash.refusal, partitionable=False),
@@ -92,7 +105,7 @@ def attend(
     kernel = choose(implementation, request)
     query_BTHK, key_BSGK, value_BSGK = without_padding(query_BTHK, key_BSGK, value_BSGK, mask)
     function: Callable[..., Any] = functools.partial(
-        kernel.function,
+        kernel.over_sequence if request.length_shares > 1 and kernel.over_sequence else kernel.function,
         bias=bias,
         scale=query_BTHK.shape[-1] ** -0.5 if scale is None else scale,
         softcap=softcap,
@@ -112,10 +125,10 @@ def on_each_device(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function
-    heads = nn.logical_to_mesh_axes(("batch", "length", "heads", "head_dim"))
+    queries, keys = (nn.logical_to_mesh_axes(("batch", "length", heads, "head_dim")) for heads in ("heads", "kv_heads"))
     rows = nn.logical_to_mesh_axes(("batch",))
     return jax.shard_map(  # A Pallas call does not say over which axes its results vary, so this cannot be checked.
-        function, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False
+        function, in_specs=(queries, keys, keys, rows), out_specs=queries, check_vma=False
     )
 
 
@@ -130,9 +143,9 @@ def choose(implementation: str, request: Request) -> Kernel:
         _log_choice(name, reason, request.platform)
         return KERNELS[name]
     kernel: Kernel = one_of("model.attention_implementation", implementation, IMPLEMENTATIONS)
-    against = kernel.refusal(request)
+    against = kernel.against(request)
     if against is not None:
-        able = [name for name, other in KERNELS.items() if other.refusal(request) is None]
+        able = [name for name, other in KERNELS.items() if other.against(request) is None]
         raise UserError(
             f"model.attention_implementation={implementation} cannot serve here: {against}; "
             f"use auto, or one of {', '.join(able)}"
@@ -146,17 +159,19 @@ def best(request: Request) -> tuple[str, str]:
     accelerated = {"gpu": "fused", "tpu": "splash"}.get(request.platform)
     against = None
     if accelerated is not None:
-        against = KERNELS[accelerated].refusal(request)
+        against = KERNELS[accelerated].against(request)
         if against is None and not short:
             return accelerated, f"the kernel of this platform, for rows of {LONG} and more"
     after = f"; {accelerated} cannot: {against}" if against is not None else ""
+    if request.length_shares > 1 and KERNELS["blockwise"].against(request) is None:
+        return "blockwise", "the length of the rows is shared out"
     if short:
         return "dense", f"rows shorter than {LONG}, or single queries{after}"
-    if (request.mask.window or LONG) <= NARROW and KERNELS["local"].refusal(request) is None:
+    if (request.mask.window or LONG) <= NARROW and KERNELS["local"].against(request) is None:
         return "local", f"a window of {NARROW} or less in rows of {LONG} and more{after}"
-    if KERNELS["blockwise"].refusal(request) is None:
+    if KERNELS["blockwise"].against(request) is None:
         return "blockwise", f"rows of {LONG} and more{after}"
-    return "dense", f"{KERNELS['blockwise'].refusal(request)}{after}"
+    return "dense", f"{KERNELS['blockwise'].against(request)}{after}"
 
 
 @functools.cache

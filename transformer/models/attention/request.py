@@ -6,20 +6,22 @@ import jax
 
 from transformer.models.attention.biases import Bias
 from transformer.models.masks import AttentionMask
+from transformer.models.sharding import count_shares, shared_over
 
 
 class Request(NamedTuple):
     """Everything here is known when a program is traced.
 
-    platform      where it will run: cpu, gpu, tpu
-    dtype         name of the queries' dtype
-    num_queries   T
-    num_keys      S
-    head_dim      K
-    mask          which of its fields are set
-    bias          which one, or None
-    softcap       None: none
-    dropout_rate  0: no dropout
+    platform       where it will run: cpu, gpu, tpu
+    dtype          name of the queries' dtype
+    num_queries    T
+    num_keys       S
+    head_dim       K
+    mask           which of its fields are set
+    bias           which one, or None
+    softcap        None: none
+    dropout_rate   0: no dropout
+    length_shares  how many devices share the length of a row
     """
 
     platform: str
@@ -31,6 +33,7 @@ class Request(NamedTuple):
     bias: Optional[Bias]
     softcap: Optional[float]
     dropout_rate: float
+    length_shares: int = 1
 
     @classmethod
     def of(
@@ -46,6 +49,7 @@ class Request(NamedTuple):
             bias,
             softcap,
             dropout_rate,
+            count_shares(shared_over("length")) if query_BTHK.shape[1] > 1 else 1,
         )
 
     def fields(self, *names: str) -> list[str]:

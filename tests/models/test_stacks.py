@@ -1,0 +1,48 @@
+"""What a stack computes again in the backward pass changes what is kept, and nothing else."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from tests.models.small import NO_MASKS, config, model_and_params, tokens
+from transformer.types import UserError
+
+KINDS = {
+    "one layer": {},
+    "experts": {"num_experts": 3},
+    "pattern": {"attention_window": 3, "attention_pattern": ("local", "global"), "num_decoder_layers": 2},
+}
+
+
+def loss(params, model):
+    source, target = tokens(3, 5), tokens(3, 7, seed=1)
+    rngs = {"dropout": jax.random.key(2)}
+    logits, _ = model.apply(
+        {"params": params}, source, target, NO_MASKS, deterministic=False, rngs=rngs, mutable=["sums"]
+    )
+    return (logits**2).mean()
+
+
+def kept(model, params) -> int:
+    """Bytes that the forward pass keeps."""
+    residuals = jax.eval_shape(lambda params: jax.vjp(functools.partial(loss, model=model), params)[1], params)
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(residuals))
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+def test_gradients_are_the_same_whatever_is_computed_again(changes):
+    found, sizes = {}, {}
+    for policy in ("none", "attention", "layer"):
+        model, params = model_and_params(config(rematerialize=policy, **changes))
+        found[policy] = jax.jit(jax.grad(loss), static_argnums=1)(params, model)
+        sizes[policy] = kept(model, params)
+    for policy in ("attention", "layer"):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found[policy], found["none"])
+    assert sizes["layer"] < sizes["attention"] < sizes["none"]
+
+
+def test_an_unknown_policy():
+    with pytest.raises(UserError, match=r"model\.rematerialize=layers is not one of none, attention, layer"):
+        model_and_params(config(rematerialize="layers"))
