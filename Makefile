@@ -3,6 +3,7 @@
 # make test-parity   pretrained weights, and the peers of requirements-parity.txt (installs them, 600 MB)
 # make test-tfds     the real builders of TensorFlow Datasets on tiny archives (installs TensorFlow, 700 MB)
 # make test-gcs      a workdir in a bucket, which a server on this machine plays
+# make browser       Debian's chromium (as root, or by sudo), playwright and matplotlib: pages and figures are then tested too
 # make bench   speed beside the peers of requirements-parity.txt (installs them)
 # make lock    pin anew what requirements.in and requirements-dev.in allow (needs uv)
 PYTHON ?= python3
@@ -10,9 +11,10 @@ VENV ?= .venv
 DEMO ?= runs/demo
 
 BIN := $(VENV)/bin
+SUDO = $(if $(filter 0,$(shell id -u)),,sudo)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-slow test-parity test-tfds test-gcs check bench lock parity clean
+.PHONY: demo test test-slow test-parity test-tfds test-gcs check bench lock parity browser clean
 
 demo: $(VENV)/installed
 	$(BIN)/python train.py --config=configs/phrases_en_de.py --workdir=$(DEMO)
@@ -58,6 +60,9 @@ lock:
 
 parity: $(VENV)/installed-parity
 
+browser: $(VENV)/installed-browser
+	command -v chromium || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium; }
+
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
@@ -84,4 +89,8 @@ $(VENV)/installed-tfds: $(VENV)/installed-dev requirements-tfds.txt
 
 $(VENV)/installed-gcs: $(VENV)/installed-dev requirements-gcs.txt
 	$(PIP) -c requirements.txt -c requirements-dev.txt -r requirements-gcs.txt
+	touch $@
+
+$(VENV)/installed-browser: $(VENV)/installed-dev requirements-browser.txt requirements-figures.txt
+	$(PIP) -c requirements.txt -c requirements-dev.txt -r requirements-browser.txt -r requirements-figures.txt
 	touch $@

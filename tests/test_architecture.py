@@ -14,6 +14,7 @@ PACKAGE = ROOT / "transformer"
 
 MAY_IMPORT = {
     "types": set(),
+    "looks": {"types"},
     "paths": {"types"},
     "config": {"paths", "types"},
     "progress": set(),
@@ -22,9 +23,9 @@ MAY_IMPORT = {
     "data": {"config", "paths", "progress", "types"},
     "decoding": {"types"},
     "evaluation": {"config", "progress", "types"},
-    "tasks": {"config", "data", "decoding", "evaluation", "models", "progress", "types"},
+    "tasks": {"config", "data", "decoding", "evaluation", "looks", "models", "progress", "types"},
     "training": {"config", "data", "evaluation", "paths", "progress", "tasks", "types"},
-    "report": {"commands", "config", "data", "evaluation", "paths", "progress", "training", "types"},
+    "report": {"commands", "config", "data", "evaluation", "looks", "paths", "progress", "training", "types"},
     "plan": {"commands", "config", "data", "report", "training", "types"},
     "interop": {"commands", "config", "data", "models", "paths", "progress", "tasks", "training", "types"},
     "__init__": {"training"},
@@ -33,6 +34,7 @@ MAY_IMPORT = {
 
 MAY_NOT_IMPORT = {
     "types": {"jax", "flax"},
+    "looks": {"jax", "flax"},
     "config": {"jax", "flax"},
     "data": {"jax", "flax", "optax", "orbax"},
     "models": {"grain", "optax", "orbax", "sacrebleu", "sentencepiece", "tensorboardX"},

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.families import SECTIONS, family
+from transformer.data.pieces import SPACE
 from transformer.data.tokenizer import ByteTokenizer, CharacterTokenizer, ExtraIdsTokenizer
 from transformer.data.vocabularies import train_sentencepiece
-from transformer.plan.rows import PICTURE_SIZE, SPACE, piece_namer, show_attention, show_row
+from transformer.plan.rows import PICTURE_SIZE, piece_namer, show_attention, show_row
 from transformer.tasks import make_task
 from transformer.types import BatchView, TokenView
 

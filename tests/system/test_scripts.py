@@ -48,6 +48,14 @@ def test_the_card_can_be_had_at_any_time(workdir, tmp_path):
     assert wrong.returncode == 2 and b"did you mean card?" in wrong.stderr
 
 
+def test_a_run_can_be_looked_into(workdir, tmp_path):
+    attention = ("-m", "transformer.report", "attention", f"--workdir={workdir}", f"--output={tmp_path}/deep/page.html")
+    result = run(*attention, "--input=twenty <one>", "--target=einundzwanzig")
+    page = (tmp_path / "deep" / "page.html").read_text(encoding="utf-8")
+    assert b"page.html: 0." in result.stdout and '"output":"einundzwanzig"' in page and "twenty \\u003cone>" in page
+    assert "task=translation looks at texts: give --input" in mistake(*attention, "--image=digit.png")
+
+
 def test_the_same_command_again_has_nothing_to_do_and_more_steps_go_on(workdir, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(workdir, folder)

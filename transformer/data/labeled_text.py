@@ -480,6 +480,12 @@ def inference_batches(
     return batches
 
 
+def only_row(rows: TokenRows, pad_id: int) -> LabeledTextBatch:
+    """The first row as a batch of its own, without padding."""
+    none = np.full(len(rows.truncated), NO_LABEL, np.int32)
+    return labeled_batch(rows, none, np.array([0]), (1, int(rows.tokens.lengths[0])), pad_id)
+
+
 def _power_of_two(numbers: Any) -> Any:
     """The least one that is not below a number, or below each of an array."""
     return 2 ** np.ceil(np.log2(numbers)).astype(int)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from transformer.config import ModelConfig
 from transformer.models.dropout import dropout
 from transformer.models.feed_forward import ACTIVATIONS, Activation, FeedForward
+from transformer.models.intermediates import keep
 from transformer.models.sharding import count_shares, shared_over
 from transformer.types import UserError, one_of
 
@@ -108,6 +109,7 @@ class MixtureOfExperts(nn.Module):
         present_BT = jnp.broadcast_to(True if present_BT is None else present_BT, x_BTD.shape[:2])
         x_BTD = jnp.where(present_BT[..., None], x_BTD, 0)
         router = Router(config, name="router")()
+        keep(self, "routing", lambda: route(config, router, x_BTD)[:2])
         weights = Experts(config, self.init_scale, name="experts")()
         rng = self.make_rng("dropout") if config.activation_dropout_rate and not deterministic else None
         y_BTD, statistics = _on_each_device(config, router, weights, x_BTD, present_BT, rng)

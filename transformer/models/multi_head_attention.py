@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer.config import ModelConfig
-from transformer.models.attention import attend, attention_weights
+from transformer.models.attention import attend, attention_weights, look_inside
 from transformer.models.attention.biases import Bias
 from transformer.models.intermediates import keep
 from transformer.models.linear import Linear
@@ -90,6 +90,7 @@ class MultiHeadAttention(nn.Module):
             "softcap": config.attention_logit_softcap,
         }
         keep(self, "attention_weights", lambda: attention_weights(query_BTHK, key_BSGK, mask, **scores))
+        keep(self, "inside", lambda: look_inside(query_BTHK, key_BSGK, value_BSGK, mask, **scores))
         if self.is_initializing():
             implementation = "dense"  # parameters are made from one token, which not every kernel serves
         drops = config.attention_dropout_rate > 0 and not deterministic

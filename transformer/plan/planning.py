@@ -122,6 +122,10 @@ class _Plan:
             print(f"  {mesh:<30} rematerialize={each['rematerialize']:<10}", end=" ")
             print(f"{_milliseconds(each['seconds']):>12} {_gibibytes(each['memory']):>14}  {_verdict(each)}")
         self.draft, self.sizes = best.draft, best.sizes
+        flags = [
+            f"--config.mesh.{axis}={size}" for axis, size in self.draft.mesh.shape.items() if size > 1 or axis == "data"
+        ]
+        print(f"  take {' '.join(flags)} --config.model.rematerialize={self.draft.config.model.rematerialize}")
         self.result["search"] = best.table
         return best.program
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from transformer.data.pieces import names_of_pieces, on_one_line
 from transformer.types import BatchView, TokenView
 
 MOST_TEXTS = 2  # of a packed row are shown
 MOST_CHARACTERS = 100  # of a text, and of its pieces
 MOST_NUMBERS = 12  # of positions that do not follow each other
 PICTURE_SIZE = 32  # characters on a side
-SPACE = "▁"  # as in SentencePiece's pieces
 
 
 def show_row(view: BatchView, row: int) -> Iterator[str]:
@@ -38,37 +38,17 @@ def _show_tokens(view: TokenView, row: int) -> Iterator[str]:
         yield places
         if view.tokenizer is not None:
             known = [i for i in ids.tolist() if 0 <= i < view.tokenizer.vocab_size]
-            yield f"    {_cut(_escaped(view.tokenizer.decode(known)))}"
+            yield f"    {_cut(on_one_line(view.tokenizer.decode(known)))}"
         yield f"    {_joined([piece(int(i)) for i in ids])}"
     if len(numbers) > MOST_TEXTS:
         yield f"  and {len(numbers) - MOST_TEXTS} more"
 
 
 def piece_namer(view: TokenView) -> Callable[[int], str]:
-    """A function from an id to what it is called here: its text with spaces made visible, or its role in ``<>``."""
+    """A function from an id to what it is called here."""
     if view.tokenizer is None:
         return lambda i: view.names[i]
-    tokenizer = view.tokenizer
-    roles = {tokenizer.unk_id: "<unk>", tokenizer.mask_id: "<mask>", tokenizer.pad_id: "<pad>"}
-    roles |= {tokenizer.bos_id: "<bos>", tokenizer.eos_id: "<eos>"}
-    # Many tokenizers leave out the space before a text: a letter keeps what stands behind it as it is.
-    letter = tokenizer.encode("a")
-    known = len(tokenizer.decode(letter))
-
-    def name(i: int) -> str:
-        if i in roles:
-            return roles[i]
-        if not 0 <= i < tokenizer.vocab_size:
-            return f"<{i}, which is no piece>"
-        text = tokenizer.decode([*letter, i])[known:]
-        return f"<{i}>" if not text or "\ufffd" in text else _escaped(text).replace(" ", SPACE)
-
-    return name
-
-
-def _escaped(text: str) -> str:
-    """On one line."""
-    return text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    return names_of_pieces(view.tokenizer)
 
 
 def _cut(text: str) -> str:

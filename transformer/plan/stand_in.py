@@ -8,12 +8,11 @@ from pathlib import Path
 from transformer.config import Config, DataConfig
 from transformer.types import UserError
 
-NUM_EXAMPLES = 16  # that are written; an epoch reads them over and over
-NUM_BATCHES = 32  # of an epoch: more than one, as the size of a batch is met on average
+NUM_BATCHES = 8  # of an epoch, which reads one example over and over: the size of a batch is met on average
 
 
 def stand_in(config: Config, folder: Path) -> Config:
-    """A config of the same model and batches, whose text is made up: every example is as long as the config allows.
+    """A config of the same model and batches, whose text is made up: an example as long as the config allows.
 
     The embedding has as many rows as ``model.vocab_size`` says, or ``data.vocab_size`` with the extra ids.
 
@@ -37,7 +36,7 @@ def stand_in(config: Config, folder: Path) -> Config:
         source="files",
         directory=str(folder),
         train=("train",),
-        train_weights=(max(NUM_BATCHES * config.data.tokens_per_batch // (shortest * NUM_EXAMPLES), 1),),
+        train_weights=(max(NUM_BATCHES * config.data.tokens_per_batch // shortest, 1),),
         split="files",
         documents="line",
         cleaning=(),
@@ -58,13 +57,13 @@ def write_pairs(data: DataConfig, folder: Path, num_special: int = 1) -> None:
     sides = ((data.source_language, "a", data.max_source_length), (data.target_language, "b", data.max_target_length))
     for language, letter, length in sides:
         line = letter * (length - num_special) + "\n"
-        (folder / f"train.{language}").write_text(line * NUM_EXAMPLES, encoding="utf-8")
+        (folder / f"train.{language}").write_text(line, encoding="utf-8")
 
 
 def write_documents(data: DataConfig, folder: Path) -> None:
     """The same for documents, which are longer than any row of theirs."""
     line = "a" * (2 * max(data.max_source_length, data.max_target_length)) + "\n"
-    (folder / "train.txt").write_text(line * NUM_EXAMPLES, encoding="utf-8")
+    (folder / "train.txt").write_text(line, encoding="utf-8")
 
 
 TEXTS: dict[str, Callable[[DataConfig, Path], None]] = {

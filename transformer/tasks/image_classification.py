@@ -24,11 +24,13 @@ from transformer.data.images import (
     read_images,
 )
 from transformer.evaluation.classification_scores import confusion_counts, score
+from transformer.looks import Look, LookedAtImage, Piece
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
 from transformer.models.vision import ImageClassifier, check_vision, num_tokens, patch_grid
 from transformer.progress import progress
 from transformer.tasks.base import BaseTask, best_labels, run_model
 from transformer.tasks.by_rows import by_rows
+from transformer.tasks.looking import predictions, require_no_target, run_and_look
 from transformer.tasks.losses import add_auxiliary_losses
 from transformer.types import BatchView, Candidate, ImageBatch, Params, Sums, UserError
 
@@ -214,6 +216,21 @@ class ImageClassificationTask(BaseTask):
             return self._in_batches(class_log_probs, params, [lines[number] for number in numbers], len(names))
 
         return best_labels(lines, num_best, names, "classes", log_probs_of)
+
+    def look(self, params: Params, line: str, target: Optional[str] = None) -> Look:
+        """See :class:`transformer.looks.CanBeLookedInto`. The line is the path of an image."""
+        require_no_target(self.name, target)
+        model, pixels = self.config.model, self._preparation.pixels([read_image(Path(line))])
+        inputs = jnp.asarray(self._preparation.normalized(pixels))
+        logits_BV, attention, experts = run_and_look(self.model, params, inputs)
+        outcomes = predictions(logits_BV, [-1], self.classes.names)[0].alternatives if self.classes.names else ()
+        rows, columns = patch_grid(model, *pixels.shape[1:3])
+        names = ["<class>"] * model.class_token + [f"<register {k + 1}>" for k in range(model.num_registers)]
+        patches = [Piece(f"{row + 1},{column + 1}") for row in range(rows) for column in range(columns)]
+        pieces = (*(Piece(name, special=True) for name in names), *patches)
+        image = LookedAtImage(np.round(pixels[0] * 255).astype(np.uint8), rows, columns, len(names))
+        output = outcomes[0][0] if outcomes else ""
+        return Look(line, output, {"encoder": pieces}, attention, experts, {}, outcomes, image)
 
     def embed(self, params: Params, images: Images | Sequence[str] | np.ndarray) -> np.ndarray:
         """The pooled features of images, float32 [n, d_model]: what the classifier is given, for probes and search.

@@ -16,6 +16,7 @@ from transformer.config import Config, ModelConfig
 from transformer.data.batching import Windows, document_plan, make_windows
 from transformer.data.pipeline import DocumentPipeline, PrefixPipeline, StreamPipeline, window_batches
 from transformer.data.store import Tokens
+from transformer.looks import Look
 from transformer.models.causal_lm import CausalLM
 from transformer.models.embeddings import embedding_rows
 from transformer.models.flops import TRAINING_FACTOR, causal_lm_forward_flops
@@ -23,6 +24,14 @@ from transformer.models.masks import AttentionMask
 from transformer.progress import progress
 from transformer.tasks.base import DocumentTask, run_model
 from transformer.tasks.by_rows import by_rows
+from transformer.tasks.looking import (
+    as_inputs,
+    pieces_of_tokens,
+    predictions,
+    require_no_target,
+    require_text,
+    run_and_look,
+)
 from transformer.tasks.text_generator import TextGenerator
 from transformer.types import BatchView, Candidate, Params, Sums, TokenBatch, TokenView, UserError
 
@@ -191,6 +200,23 @@ class LanguageModelingTask(DocumentTask):
 
     def lower_decoding(self, params: Params) -> Any:
         return TextGenerator(self.model, self.tokenizer, self.config.decoding).lower(params)
+
+    def look(self, params: Params, line: str, target: Optional[str] = None) -> Look:
+        """See :class:`transformer.looks.CanBeLookedInto`. The output is the text itself, with the piece that would go
+        on from it as the last prediction."""
+        require_text(line)
+        require_no_target(self.name, target)
+        (ids,) = TextGenerator(self.model, self.tokenizer, self.config.decoding).inputs([line])
+        prefix_lengths = jnp.asarray([len(ids)]) if self.config.model.prefix_lm else None
+        mask = AttentionMask(causal=True, prefix_lengths=prefix_lengths)
+        (logits_BTV, _), attention, experts = run_and_look(self.model, params, *as_inputs(ids), mask)
+        logits_TV = logits_BTV[0, :, : self.tokenizer.vocab_size]
+        found = dict(enumerate(predictions(logits_TV, [*ids[1:], -1], self.tokenizer)))
+        if prefix_lengths is not None:  # the others could be seen
+            found = {len(ids) - 1: found[len(ids) - 1]}
+        return Look(
+            line, line, {"decoder": pieces_of_tokens(self.tokenizer, ids)}, attention, experts, {"decoder": found}
+        )
 
 
 def logits_and_sums(

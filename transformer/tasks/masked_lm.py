@@ -16,6 +16,7 @@ from transformer.config import Config
 from transformer.data.batching import document_plan, evaluation_plan
 from transformer.data.corruption import MaskedTokenPipeline, Pieces, TokenMasker, encode_marked
 from transformer.data.documents import DocumentSource
+from transformer.looks import Look
 from transformer.models.embeddings import embedding_rows
 from transformer.models.encoder_only import MaskedLM
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
@@ -23,6 +24,14 @@ from transformer.models.masks import AttentionMask
 from transformer.progress import progress
 from transformer.tasks.base import DocumentTask, run_model
 from transformer.tasks.by_rows import by_rows
+from transformer.tasks.looking import (
+    as_inputs,
+    pieces_of_tokens,
+    predictions,
+    require_no_target,
+    require_text,
+    run_and_look,
+)
 from transformer.tasks.searching import group_by_length
 from transformer.types import BatchView, Candidate, MaskedTokenBatch, Params, Sums, TokenView, UserError
 
@@ -237,6 +246,25 @@ class MaskedLMTask(DocumentTask):
         for (number, _), of_part in zip(parts, found, strict=True):
             choices[number] += of_part
         return choices
+
+    def look(self, params: Params, line: str, target: Optional[str] = None) -> Look:
+        """See :class:`transformer.looks.CanBeLookedInto`. Predicted are the pieces for the masks that were typed."""
+        require_text(line)
+        require_no_target(self.name, target)
+        tokenizer, most = self.tokenizer, self.config.data.max_source_length - 2
+        (ids,) = encode_marked(tokenizer, [line], dict.fromkeys(MARKS, self._masker.mask_id))
+        if len(ids) > most:
+            logger.warning("the line has %d tokens; only the first %d are looked at", len(ids), most)
+        ids = [tokenizer.bos_id, *ids[:most], tokenizer.eos_id]
+        places = [place for place, i in enumerate(ids) if i == self._masker.mask_id]
+        tokens, places_BM = as_inputs(ids, places or [0])
+        logits_BMV, attention, experts = run_and_look(self.model, params, tokens, AttentionMask(), places_BM)
+        logits_MV = np.where(self._allowed, logits_BMV[0], -np.inf)[: len(places), : tokenizer.vocab_size]
+        found = predictions(logits_MV, [-1] * len(places), tokenizer) if places else ()
+        pieces = pieces_of_tokens(tokenizer, ids)
+        by_place = dict(zip(places, found, strict=True))
+        ((output,),) = self.candidates(params, [line], 1)
+        return Look(line, output.text, {"encoder": pieces}, attention, experts, {"encoder": by_place})
 
     @functools.cached_property
     def _allowed(self) -> np.ndarray:

@@ -84,6 +84,17 @@ class LineSearch:
 
     def _find(self, params: Params, lines: Sequence[str], start: int, num_best: int) -> list[list[Candidate]]:
         """All candidates for some lines; the first has number ``start`` in the whole text."""
+        inputs = self.inputs(lines, start)
+        results = [[Candidate("", 0.0)] * num_best for _ in lines]  # what a line of nothing but white space gives
+        for number, outputs in self._outputs(params, lines, inputs, start, num_best):
+            results[number] = [
+                Candidate(self._text(inputs[number], ids[:size].tolist()), float(value), bool(finished))
+                for ids, size, value, finished in outputs
+            ]
+        return results
+
+    def inputs(self, lines: Sequence[str], start: int = 0) -> list[list[int]]:
+        """The tokens of lines as the model is given them; the first has number ``start`` in the whole text."""
         most = self._decoding.max_source_length
         inputs = [self._close(ids) for ids in self._tokenizer.encode_batch(list(lines))]
         for number, ids in enumerate(inputs):
@@ -91,7 +102,21 @@ class LineSearch:
                 logger.warning("line %d has %d tokens; only the %s", start + number + 1, len(ids), self.kept % most)
                 inputs[number] = self._shorten(ids)
                 self.num_truncated += 1
-        results = [[Candidate("", 0.0)] * num_best for _ in lines]  # what a line of nothing but white space gives
+        return inputs
+
+    def best(self, params: Params, line: str) -> tuple[list[int], list[int], str]:
+        """Tokens of a line as the model is given it, and those and the text of its best output, EOS at its end if the
+        output was not cut."""
+        inputs = self.inputs([line])
+        ((_, outputs),) = self._outputs(params, [line], inputs, 0, 1)
+        ((ids, size, _, finished),) = outputs
+        found = ids[: size + int(finished)].tolist()
+        return inputs[0], found, self._text(inputs[0], found[:size])
+
+    def _outputs(
+        self, params: Params, lines: Sequence[str], inputs: Sequence[list[int]], start: int, num_best: int
+    ) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
+        """Of each line that has text its number and its outputs, best first: tokens, number, score, finished."""
         for numbers, length, rows in group_by_length(lines, inputs, self._decoding.tokens_per_batch):
             tokens = np.full((rows, length), self._tokenizer.pad_id, np.int32)
             lengths, line_numbers = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
@@ -104,11 +129,7 @@ class LineSearch:
             found = by_rows(function, self._model, params, (tokens, lengths, start + line_numbers), **options)
             outputs = found.tokens, found.lengths, found.scores, found.finished
             for row, number in enumerate(numbers):
-                results[number] = [
-                    Candidate(self._text(inputs[number], ids[:size].tolist()), float(value), bool(finished))
-                    for ids, size, value, finished in zip(*(field[row] for field in outputs), strict=True)
-                ]
-        return results
+                yield number, list(zip(*(field[row] for field in outputs), strict=True))
 
 
 def group_by_length(

@@ -14,13 +14,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer.config import Config
 from transformer.data.batching import ALL_ROWS, Plan, describe, training_plan
-from transformer.data.labeled_text import encode_rows, inference_batches, padded
+from transformer.data.labeled_text import encode_rows, inference_batches, only_row, padded
 from transformer.data.pairs import ParallelSource
 from transformer.data.sources import make_source
 from transformer.data.store import Store, Tokens
 from transformer.data.text_files import escape_newlines, read_pairs
 from transformer.data.tokenizer import Tokenizer
 from transformer.data.vocabularies import load_tokenizers, make_tokenizers
+from transformer.looks import Look
 from transformer.models.embeddings import embedding_rows
 from transformer.models.encoder_only import TextEmbedder
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
@@ -28,6 +29,7 @@ from transformer.models.masks import AttentionMask
 from transformer.progress import progress
 from transformer.tasks.base import BaseTask, require_roles, run_model, segments_of
 from transformer.tasks.by_rows import by_rows
+from transformer.tasks.looking import pieces_of_tokens, require_no_target, require_text, run_and_look
 from transformer.tasks.losses import add_auxiliary_losses, cross_entropy
 from transformer.types import BatchView, Candidate, Params, Sums, TextPairBatch, TokenView, UserError
 
@@ -199,6 +201,16 @@ class SentenceEmbeddingTask(BaseTask):
             found = by_rows(text_vectors, self.model, params, (batch.input_tokens, batch.lengths))
             vectors[numbers] = found[: len(numbers)]
         return vectors
+
+    def look(self, params: Params, line: str, target: Optional[str] = None) -> Look:
+        """See :class:`transformer.looks.CanBeLookedInto`. A vector is no output to show."""
+        require_text(line)
+        require_no_target(self.name, target)
+        rows = encode_rows(self.tokenizer, [(line,)], self.config.data.max_source_length)
+        batch = only_row(rows, self.tokenizer.pad_id)
+        _, attention, experts = run_and_look(self.model, params, jnp.asarray(batch.input_tokens), AttentionMask())
+        pieces = pieces_of_tokens(self.tokenizer, batch.input_tokens[0].tolist())
+        return Look(line, "", {"encoder": pieces}, attention, experts, {})
 
     def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
         """The vector of each line as a JSON list of numbers."""

@@ -1,15 +1,19 @@
 """How an encoder-decoder model is run over a batch and trained, whatever its pairs are."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Optional
 
 import jax.numpy as jnp
 
+from transformer.config import DecodingConfig
 from transformer.data.pipeline import real_tokens
+from transformer.looks import Look
 from transformer.models.flops import TRAINING_FACTOR, seq2seq_forward_flops
 from transformer.models.masks import AttentionMask
 from transformer.models.seq2seq import Seq2Seq, Seq2SeqMasks
 from transformer.tasks.base import BaseTask, run_model, visible_in_row
+from transformer.tasks.looking import as_inputs, pieces_of_tokens, predictions, require_text, run_and_look
+from transformer.tasks.translator import Translator
 from transformer.types import BatchView, Params, Seq2SeqBatch, Sums, TokenView
 
 
@@ -77,6 +81,39 @@ class Seq2SeqTraining(BaseTask):
             "cross": visible_in_row(masks.cross, T, S),
         }
         return BatchView((encoder, decoder, targets), attention, self.model.target_vocab_size)
+
+    def _translator(self, decoding: DecodingConfig) -> Translator:
+        """What writes outputs for lines."""
+        raise NotImplementedError
+
+    def _target_ids(self, target: str) -> list[int]:
+        """The tokens of an output that someone typed."""
+        return self.tokenizer.encode(target)
+
+    def look(self, params: Params, line: str, target: Optional[str] = None) -> Look:
+        """See :class:`transformer.looks.CanBeLookedInto`. What the decoder is given is the best output, or the target,
+        behind BOS; at each place it predicts what follows."""
+        require_text(line)
+        translator, tokenizer = self._translator(self.config.decoding), self.tokenizer
+        if target is None:
+            source, written, target = translator.best(params, line)
+        else:
+            (source,), written = translator.inputs([line]), [*self._target_ids(target), tokenizer.eos_id]
+        given = [tokenizer.bos_id, *written[:-1]]
+        masks = Seq2SeqMasks(AttentionMask(), AttentionMask(causal=True), AttentionMask())
+        logits_BTV, attention, experts = run_and_look(self.model, params, *as_inputs(source, given), masks)
+        found = predictions(logits_BTV[0, :, : tokenizer.vocab_size], written, tokenizer)
+        return Look(
+            line,
+            target,
+            {
+                "encoder": pieces_of_tokens(self._side_tokenizers()[0], source),
+                "decoder": pieces_of_tokens(tokenizer, given),
+            },
+            attention,
+            experts,
+            {"decoder": dict(enumerate(found))},
+        )
 
 
 def logits(model: Seq2Seq, params: Params, batch: Seq2SeqBatch, *, packed: bool) -> Any:

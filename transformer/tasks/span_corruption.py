@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.config import Config
+from transformer.config import Config, DecodingConfig
 from transformer.data.batching import describe, evaluation_plan, training_plan
 from transformer.data.corruption import (
     Pieces,
@@ -141,13 +141,16 @@ class SpanCorruptionTask(Seq2SeqTraining, DocumentTask):
 
     def candidates(self, params: Params, lines: Sequence[str], num_best: int) -> Iterator[list[Candidate]]:
         """What the model writes for lines with ``<extra_id_0>``, ``<extra_id_1>``, ... in them: each, and its span."""
-        return self._translator()(params, lines, num_best)
+        return self._translator(self.config.decoding)(params, lines, num_best)
 
     def lower_decoding(self, params: Params) -> Any:
-        return self._translator().lower(params)
+        return self._translator(self.config.decoding).lower(params)
 
-    def _translator(self) -> Translator:
-        return Translator(self.model, (TypedSentinels(self.tokenizer), self.tokenizer), self.config.decoding)
+    def _translator(self, decoding: DecodingConfig) -> Translator:
+        return Translator(self.model, (TypedSentinels(self.tokenizer), self.tokenizer), decoding)
+
+    def _target_ids(self, target: str) -> list[int]:
+        return TypedSentinels(self.tokenizer).encode(target)
 
 
 class TypedSentinels(Tokenizer):

@@ -21,11 +21,13 @@ from transformer.data.labeled_text import (
     encode_rows,
     inference_batches,
     make_labeled_texts,
+    only_row,
     read_labeled,
 )
 from transformer.data.text_files import escape_newlines
 from transformer.data.vocabularies import load_tokenizers, make_tokenizer
 from transformer.evaluation.classification_scores import confusion_counts, score
+from transformer.looks import Look
 from transformer.models.embeddings import embedding_rows
 from transformer.models.encoder_only import TextClassifier
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
@@ -33,6 +35,13 @@ from transformer.models.masks import AttentionMask
 from transformer.progress import progress
 from transformer.tasks.base import BaseTask, best_labels, require_roles, run_model, segments_of
 from transformer.tasks.by_rows import by_rows
+from transformer.tasks.looking import (
+    pieces_of_tokens,
+    predictions,
+    require_no_target,
+    require_text,
+    run_and_look,
+)
 from transformer.types import BatchView, Candidate, LabeledTextBatch, Params, Sums, TokenView, UserError
 
 logger = logging.getLogger(__name__)
@@ -227,6 +236,18 @@ class TextClassificationTask(BaseTask):
             return self._log_probs(params, self._rows([self._texts(lines, number) for number in numbers]))
 
         return best_labels(lines, num_best, self.labels.names, "labels", log_probs_of)
+
+    def look(self, params: Params, line: str, target: Optional[str] = None) -> Look:
+        """See :class:`transformer.looks.CanBeLookedInto`."""
+        require_text(line)
+        require_no_target(self.name, target)
+        batch = only_row(self._rows([self._texts([line], 0)]), self.tokenizer.pad_id)
+        inputs = jnp.asarray(batch.input_tokens), AttentionMask()
+        types_BT = jnp.asarray(batch.token_types)
+        logits_BC, attention, experts = run_and_look(self.model, params, *inputs, token_types_BT=types_BT)
+        (found,) = predictions(logits_BC, [-1], self.labels.names)
+        pieces = pieces_of_tokens(self.tokenizer, batch.input_tokens[0].tolist())
+        return Look(line, found.text, {"encoder": pieces}, attention, experts, {}, found.alternatives)
 
     def _texts(self, lines: Sequence[str], number: int) -> tuple[str, ...]:
         """The text of a line, or the two of a pair."""

@@ -12,10 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.config import Config
-from transformer.data.labeled_text import NO_LABEL, LabeledTextPipeline, LabelSet, inference_batches, padded
+from transformer.data.labeled_text import (
+    NO_LABEL,
+    LabeledTextPipeline,
+    LabelSet,
+    inference_batches,
+    only_row,
+    padded,
+)
 from transformer.data.token_labels import LabeledWords, LabeledWordSource, WordEncoder, WordRows, get_labeling
 from transformer.data.vocabularies import load_tokenizers, make_tokenizer
 from transformer.evaluation.classification_scores import confusion_counts, score
+from transformer.looks import Look
 from transformer.models.embeddings import embedding_rows
 from transformer.models.encoder_only import TokenClassifier
 from transformer.models.flops import TRAINING_FACTOR, encoder_forward_flops
@@ -23,6 +31,13 @@ from transformer.models.masks import AttentionMask
 from transformer.progress import progress
 from transformer.tasks.base import BaseTask, require_roles, run_model, segments_of
 from transformer.tasks.by_rows import by_rows
+from transformer.tasks.looking import (
+    pieces_of_tokens,
+    predictions,
+    require_no_target,
+    require_text,
+    run_and_look,
+)
 from transformer.types import BatchView, Candidate, LabeledTextBatch, Params, Sums, TokenView, UserError
 
 LINES_AT_A_TIME = 1_024
@@ -225,6 +240,23 @@ class TokenClassificationTask(BaseTask):
             best = log_probs.max(axis=1)
             for start, end, text in zip(ends[:-1], ends[1:], outputs, strict=True):
                 yield [Candidate(text, float(best[start:end].sum()))]
+
+    def look(self, params: Params, line: str, target: Optional[str] = None) -> Look:
+        """See :class:`transformer.looks.CanBeLookedInto`. Predicted are the labels of the pieces that begin words."""
+        require_text(line)
+        require_no_target(self.name, target)
+        rows = self._encode_words([self._labeling.words(line)])
+        if len(rows.texts) > 1:
+            logger.warning("the line fills %d rows of the model; only the first is looked at", len(rows.texts))
+        batch = only_row(rows.rows, self.tokenizer.pad_id)
+        inputs = jnp.asarray(batch.input_tokens), AttentionMask()
+        logits_BTC, attention, experts = run_and_look(self.model, params, *inputs)
+        places = np.flatnonzero(padded(rows.words, np.array([0]), batch.input_tokens.shape, NO_LABEL)[0] != NO_LABEL)
+        found = predictions(logits_BTC[0, places], [-1] * len(places), self.labels.names)
+        ((output,),) = self.candidates(params, [line], 1)
+        pieces = pieces_of_tokens(self.tokenizer, batch.input_tokens[0].tolist())
+        by_place = dict(zip(places.tolist(), found, strict=True))
+        return Look(line, output.text, {"encoder": pieces}, attention, experts, {"encoder": by_place})
 
     def save_assets(self, workdir: Path) -> None:
         super().save_assets(workdir)

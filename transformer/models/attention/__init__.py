@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from transformer.models.attention import blockwise, dense, fused, local, sequence, splash
-from transformer.models.attention.biases import Bias
+from transformer.models.attention.biases import Bias, bias_block
 from transformer.models.attention.request import Request
-from transformer.models.masks import AttentionMask, key_present, query_present
+from transformer.models.masks import AttentionMask, key_present, query_present, visible
 from transformer.types import UserError, one_of
 
 logger = logging.getLogger(__name__)
@@ -192,6 +192,55 @@ def attention_weights(
     query_BTHK, key_BSGK, _ = without_padding(query_BTHK, key_BSGK, key_BSGK, mask)
     scale = query_BTHK.shape[-1] ** -0.5 if scale is None else scale
     return dense.dense_weights(query_BTHK, key_BSGK, mask, bias=bias, scale=scale, softcap=softcap)
+
+
+class Inside(NamedTuple):
+    """What one attention is made of: ``weights = softmax(cap(scale query . key) + bias)`` over what is visible.
+
+    query    [B, T, H, K]    turned by their positions where these are rotary, as the keys are; zeros for padding
+    key      [B, S, G, K]
+    value    [B, S, G, K]
+    weights  [B, H, T, S]    float32
+    visible  [B, T, S]       bool
+    bias     [B, H, T, S]    float32; None: none is added
+    scale    []              float32
+    softcap  []              float32; None: no cap
+    window   []              int32; None: no window
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    weights: Any
+    visible: Any
+    bias: Any
+    scale: Any
+    softcap: Any
+    window: Any
+
+
+def look_inside(
+    query_BTHK: Float[Array, "B T H K"],
+    key_BSGK: Float[Array, "B S G K"],
+    value_BSGK: Float[Array, "B S G K"],
+    mask: AttentionMask,
+    *,
+    bias: Optional[Bias],
+    scale: float,
+    softcap: Optional[float],
+) -> Inside:
+    """All that ``attend`` goes by, for people to look at."""
+    weights = attention_weights(query_BTHK, key_BSGK, mask, bias=bias, scale=scale, softcap=softcap)
+    spans = (0, query_BTHK.shape[1]), (0, key_BSGK.shape[1])
+    return Inside(
+        *without_padding(query_BTHK, key_BSGK, value_BSGK, mask),
+        weights=weights,
+        visible=jnp.broadcast_to(visible(mask, *spans), (weights.shape[0], *weights.shape[2:])),
+        bias=None if bias is None else jnp.broadcast_to(bias_block(bias, mask, *spans), weights.shape),
+        scale=jnp.float32(scale),
+        softcap=None if softcap is None else jnp.float32(softcap),
+        window=None if mask.window is None else jnp.int32(mask.window),
+    )
 
 
 def without_padding(query_BTHK: Any, key_BSGK: Any, value_BSGK: Any, mask: AttentionMask) -> tuple[Any, Any, Any]:
