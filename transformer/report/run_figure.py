@@ -67,7 +67,8 @@ def _named(run: Run, runs: Sequence[Run]) -> str:
 def _key(colour: str, style: str) -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=colour, linestyle=style, linewidth=1.4)
+    look: dict[str, Any] = {"color": colour, "linestyle": style, "linewidth": 1.4}
+    return Line2D([], [], **look)
 
 
 def _draw(place: Any, chart: Chart, runs: Sequence[Run], axis: str) -> None:
