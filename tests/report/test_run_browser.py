@@ -39,13 +39,18 @@ def chart(page, title):
     return page.locator(".chart").filter(has=page.get_by_role("heading", name=title, exact=True))
 
 
+def drawn(page):
+    """Return when what was changed is to be seen: charts are drawn before the next frame."""
+    page.wait_for_function("() => !report.waiting")
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_it_fits_and_every_chart_is_drawn(browser, path, width, scheme):
     with opened(browser, path, width=width, scheme=scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         for title in ("Loss", "BLEU", "Expert load", "Tokens a second"):
-            drawn = chart(page, title).locator("svg .line")
-            assert drawn.count() >= 2 and drawn.first.get_attribute("d").startswith("M")
+            lines = chart(page, title).locator("svg .line")
+            assert lines.count() >= 2 and lines.first.get_attribute("d").startswith("M")
         assert chart(page, "BLEU").locator("svg .line").count() == 2  # the third run has none
         assert chart(page, "Loss").locator("svg .restart").count() == 2  # the second has no record
         assert AWKWARD[9:] in page.locator("h1").inner_text()
@@ -63,7 +68,7 @@ def test_keys_move_through_the_reports_of_all_charts(browser, path):
         for keys, step in (("Home", 10), ("ArrowRight", 20), ("ArrowRight", 30), ("End", 130), ("PageDown", 110)):
             page.keyboard.press(keys)
             page.wait_for_function("step => report.cursor === step", arg=step)
-            page.wait_for_function("() => !report.waiting")
+            drawn(page)
             expected = f"step {step} A {300 / step:#.4g} B {300 / step:#.4g}"
             assert loss.locator(".readout").inner_text().split() == expected.split()
             spoken = loss.get_by_role("slider").get_attribute("aria-valuetext")
@@ -78,14 +83,17 @@ def test_keys_move_through_the_reports_of_all_charts(browser, path):
 def test_axes_and_scales_can_be_changed(browser, path):
     with opened(browser, path) as page:
         page.locator("#axis").select_option("tokens")
+        drawn(page)
         assert "Not drawn over tokens, which are not known: C c" in page.locator("#curves-note").inner_text()
         assert page.evaluate("() => report.range()") == [0, 3600]
         chart(page, "Loss").get_by_role("slider").press("Home")
+        drawn(page)
         assert "180 tokens" in chart(page, "Loss").locator(".readout").inner_text()
         page.locator("#axis").select_option("steps")
         page.get_by_role("checkbox", name="logarithmic").check()
         assert page.evaluate("() => report.range()") == [1, 3001]
         page.locator("#scale").select_option("log")
+        drawn(page)
         places = page.evaluate("() => [3, 30, 300].map((value) => report.charts[0].scaleY.at(value))")
         assert places[0] - places[1] == pytest.approx(places[1] - places[2]) and places[0] > places[1] + 9
 
