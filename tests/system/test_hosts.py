@@ -43,7 +43,7 @@ class Processes:
         for process in range(number):
             mesh = {"distributed": number > 1}
             if number > 1:
-                mesh |= {"coordinator": address, "num_processes": number, "process": process, "wait_seconds": 60}
+                mesh |= {"coordinator": address, "num_processes": number, "process": process, "wait_seconds": 240}
             given = [f"--config.mesh.{key}={value}" for key, value in mesh.items()]
             log = workdir.with_name(f"{workdir.name}.{process}.log")
             self.logs.append(log)
