@@ -53,12 +53,17 @@ class Layout(NamedTuple):
         """Rows, and positions on the longer side."""
         return self.shape[0], max(self.shape[1:])
 
+    def stand_in(self, rows: slice) -> np.ndarray:
+        """[n] bool: which pairs stand in some rows."""
+        start, stop, _ = rows.indices(self.shape[0])
+        return (self.rows >= start) & (self.rows < stop)
+
     def of_rows(self, rows: slice) -> "Layout":
         """The batch that some rows make, counted from 0 anew."""
         if rows == ALL_ROWS:
             return self
         start, stop, _ = rows.indices(self.shape[0])
-        kept = (self.rows >= start) & (self.rows < stop)
+        kept = self.stand_in(rows)
         inside = Layout(self.shape, *(field[kept] for field in self[1:]))
         return inside._replace(shape=(stop - start, *self.shape[1:]), rows=inside.rows - start)
 

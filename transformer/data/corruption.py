@@ -64,8 +64,7 @@ class RandomNumbers:
         """
         examples = layout.examples
         lengths = lengths[examples]
-        start, stop, _ = rows.indices(layout.shape[0])
-        inside = (layout.rows >= start) & (layout.rows < stop)
+        inside = layout.stand_in(rows)
         if not self._fixed:
             rng = np.random.default_rng([self._seed, step, TRAINING])
             return rng.random((self._kinds, int(lengths.sum())))[:, np.repeat(inside, lengths)]

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -112,6 +112,14 @@ def _train(
             trainer.close(at_end)
 
 
+class Built(NamedTuple):
+    """Rows of a batch that this process has built, which of it they are, and in how many parts it is computed."""
+
+    batch: Any
+    share: RowShare
+    parts: int
+
+
 class Trainer:
     """A run: its task, its state, its checkpoints, its log, and the loop over its steps."""
 
@@ -181,9 +189,9 @@ class Trainer:
         while self.step < training.num_steps and not stop:
             since = time.monotonic()
             profile.before(self.step)
-            batch = next(batches)
+            built = next(batches)
             self.interval.add("data", since)
-            self._update(batch)
+            self._update(built)
             profile.after(self.step, self.state.step)
 
             stop = self.signals.poll() or self._out_of_time(started)
@@ -239,7 +247,7 @@ class Trainer:
         self.work_before, self.seconds = restored.metadata["work"], restored.metadata["seconds"]
         return TrainState(saved["state"]["step"], saved["params"], saved["state"]["optimizer"], saved.get("ema"))
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Built]:
         """The batches of the steps that are left, built ahead."""
         training = self.config.training
         if training.overfit_one_batch:
@@ -257,13 +265,14 @@ class Trainer:
         parts = count_parts(self.config.training, size, count_row_shards(self.mesh))
         return row_share(self.mesh, size[0], parts), parts
 
-    def _build(self, step: int) -> Any:
+    def _build(self, step: int) -> Built:
         """These rows."""
-        return self.task.batch(self._number(step), self._share(step)[0].rows)
+        share, parts = self._share(step)
+        return Built(self.task.batch(self._number(step), share.rows), share, parts)
 
-    def _update(self, batch: Any) -> None:
+    def _update(self, built: Built) -> None:
         """One step; its loss is looked at one step later, so that the device need not wait for the host."""
-        share, parts = self._share(self.step)
+        batch, share, parts = built
         placed = place_batch(self.mesh, batch, parts, share)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(placed))
         work = {name: value / share.copies for name, value in self.task.work(batch).items()}
@@ -289,8 +298,8 @@ class Trainer:
             return
         step = int(self.state.step)  # nothing was changed from the bad step on
         self.session.note_non_finite(step)
-        share, parts = self._share(step)
-        placed = place_batch(self.mesh, self._build(step), parts, share)
+        batch, share, parts = self._build(step)
+        placed = place_batch(self.mesh, batch, parts, share)
         name = first_non_finite(self.task, self.state, placed, self.config.seed, parts)
         self.checkpoints.wait()
         raise UserError(
